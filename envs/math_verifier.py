@@ -1,0 +1,76 @@
+r"""Judges a maths completion against a gold answer; the policy is in docs/verifier.md.
+
+Three steps, each pure: take the last box (`answers`), bring both answers into one
+dialect (`latex`), compare them part by part (`comparison`). Parts that are plain
+numbers are compared exactly (`exact`), other formulas with math-verify (`symbolic`).
+"""
+
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+from .answers import boxed_answer, last_boxed
+from .comparison import Comparison, NeedsSymbolicError, UnusableError
+from .latex import normalise, squeeze
+from .verdict import Reason, Verdict
+
+MAX_ANSWER_CHARS = 10_000
+_MAX_WORDS = 2  # of a word answer; more is prose, which nobody can compare
+
+
+def verify_math(gold: Any, completion: Any) -> Verdict:
+    """Judges a completion. Unbounded in time: run it where it can be killed."""
+    return _verdict(gold, completion, symbolic=True)
+
+
+def quick_verdict(gold: Any, completion: Any) -> Verdict | None:
+    """Returns the verdict of `verify_math` if it needs no SymPy, else None.
+
+    Takes microseconds to milliseconds, whatever the completion.
+    """
+    try:
+        return _verdict(gold, completion, symbolic=False)
+    except NeedsSymbolicError:
+        return None
+
+
+def prepare_gold(gold: Any) -> str | None:
+    """Returns the gold answer as bare LaTeX, or None if it cannot be used.
+
+    Numbers become text, GSM8K's worked answers are cut to what follows `####`, and
+    dollars, a box and final punctuation are taken off. Empty answers and prose of more
+    than two words are unusable.
+    """
+    if isinstance(gold, bool) or not isinstance(gold, str | int | float | Decimal):
+        return None
+    if not isinstance(gold, str) and not math.isfinite(gold):
+        return None
+    text = str(gold).rpartition("####")[2]
+    boxed = last_boxed(text)
+    text = (text if boxed is None else boxed).strip().rstrip(".,;: ")
+    latex = normalise(text)
+    return None if not squeeze(latex) or _is_prose(latex) else text
+
+
+def _is_prose(latex: str) -> bool:
+    words = re.fullmatch(r"\\text\{([^{}]*)\}", latex)
+    return bool(words) and len(words[1].split()) > _MAX_WORDS and "," not in words[1]
+
+
+def _verdict(gold: Any, completion: Any, symbolic: bool) -> Verdict:
+    wanted = prepare_gold(gold)
+    if wanted is None:
+        return Verdict.of(Reason.GOLD_UNPARSED, f"gold answer {str(gold)[:60]!r}")
+    answer = boxed_answer(completion) if isinstance(completion, str) else None
+    if answer is None or not answer.strip():
+        return Verdict.of(Reason.NO_ANSWER)
+    if len(answer) > MAX_ANSWER_CHARS:
+        return Verdict.of(Reason.ANSWER_UNPARSED, f"{len(answer)} characters")
+    try:
+        equal = Comparison(symbolic).same(normalise(wanted), normalise(answer))
+    except UnusableError as error:
+        return Verdict.of(error.reason, str(error))
+    except RecursionError:
+        return Verdict.of(Reason.ANSWER_UNPARSED, "nested too deeply")
+    return Verdict.of(Reason.OK if equal else Reason.WRONG)

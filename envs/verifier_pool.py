@@ -1,0 +1,210 @@
+"""A pool of killable processes that judge maths answers within hard limits."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .verdict import Reason, Verdict
+
+_WORKER_FILE = Path(__file__).with_name("verifier_worker.py")
+_NUM_LATENCIES = 10_000
+_STOP_SECONDS = 5.0
+
+
+class VerifierPool:
+    """Judges (gold answer, completion) pairs in worker processes.
+
+    An answer that takes longer than the limit has its worker killed and replaced, and
+    gets a verdict without a reward. No signal is used in the calling process, so that it
+    works from any thread, from Ray actors and from Tune trials. The processes start with
+    the first answer, and end with `close`, with the pool, or with the calling process.
+
+    Args:
+        num_workers: processes, and answers judged at a time; None means one a CPU.
+        time_limit_s: wall time for one answer, in seconds.
+        memory_limit_bytes: address space of one worker.
+        answers_per_worker: answers after which a worker is renewed, as SymPy's caches
+            grow.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        time_limit_s: float = 5.0,
+        memory_limit_bytes: int = 2 << 30,
+        answers_per_worker: int = 500,
+    ) -> None:
+        num_workers = num_workers or len(os.sched_getaffinity(0))
+        if num_workers < 1 or time_limit_s <= 0:
+            raise ValueError(
+                f"A verifier pool needs at least one worker and a positive time limit; "
+                f"got {num_workers} workers and {time_limit_s} s."
+            )
+        self._limits = (time_limit_s, memory_limit_bytes, answers_per_worker)
+        self._threads = ThreadPoolExecutor(num_workers, "verifier")
+        self._nursery = _Nursery()
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
+        self._reasons: Counter[str] = Counter()
+
+    def submit(self, gold: Any, completion: str) -> Future[Verdict]:
+        """Starts judging one answer; for grading while others are still generated."""
+        return self._threads.submit(self._judge, gold, completion)
+
+    def verify_many(
+        self, golds: Sequence[Any], completions: Sequence[str]
+    ) -> list[Verdict]:
+        """Judges `completions[i]` against `golds[i]`, and returns verdicts in order."""
+        pairs = zip(golds, completions, strict=True)
+        futures = [self.submit(gold, completion) for gold, completion in pairs]
+        return [future.result() for future in futures]
+
+    def stats(self) -> dict[str, float]:
+        """Returns counts by reason, and the latency of the latest answers in seconds."""
+        with self._lock:
+            latencies, reasons = list(self._latencies), dict(self._reasons)
+        p50, p99 = np.quantile(latencies, [0.5, 0.99]) if latencies else (0.0, 0.0)
+        return {**reasons, "latency_p50_s": float(p50), "latency_p99_s": float(p99)}
+
+    def close(self) -> None:
+        """Ends all processes; answers not yet started are given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._nursery.close()
+
+    def __enter__(self) -> "VerifierPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _judge(self, gold: Any, completion: str) -> Verdict:
+        """Judges one answer with the calling thread's own worker."""
+        time_limit_s, memory_limit_bytes, answers_per_worker = self._limits
+        worker = getattr(self._own, "worker", None)
+        if worker is None:
+            worker = self._own.worker = _Worker(self._nursery, memory_limit_bytes)
+        start = time.monotonic()
+        reason, message = worker.judge(gold, completion, time_limit_s)
+        verdict = Verdict.of(Reason(reason), message, time.monotonic() - start)
+        is_broken = reason in (Reason.TIMEOUT, Reason.ERROR)
+        if is_broken or worker.num_answers >= answers_per_worker:
+            self._own.worker = None
+            worker.kill()
+        with self._lock:
+            self._latencies.append(verdict.seconds)
+            self._reasons[str(verdict.reason)] += 1
+        return verdict
+
+
+class _Worker:
+    """The parent's end of one worker process."""
+
+    def __init__(self, nursery: "_Nursery", memory_limit_bytes: int) -> None:
+        self._nursery = nursery
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._pid = nursery.request(f"spawn {memory_limit_bytes}", theirs)
+        self.num_answers = 0
+
+    def judge(self, gold: Any, completion: str, limit_s: float) -> tuple[str, str]:
+        """Returns reason and message; after a time-out or an error, kill it."""
+        self.num_answers += 1
+        task = json.dumps([gold, completion], default=str).encode() + b"\n"
+        deadline = time.monotonic() + limit_s
+        try:
+            self._socket.settimeout(limit_s)
+            self._socket.sendall(task)
+            reply = self._receive_line(deadline)
+        except TimeoutError:
+            return Reason.TIMEOUT, f"no verdict within {limit_s:g} s"
+        except OSError as error:
+            return Reason.ERROR, f"the worker process ended: {error}"
+        if not reply:
+            return Reason.ERROR, "the worker process ended"
+        reason, message = json.loads(reply)
+        return reason, message
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._socket.close()
+        self._nursery.request(f"kill {self._pid}")
+
+    def _receive_line(self, deadline: float) -> bytes:
+        reply = b""
+        while not reply.endswith(b"\n"):
+            self._socket.settimeout(max(1e-6, deadline - time.monotonic()))
+            piece = self._socket.recv(65536)
+            if not piece:
+                return b""
+            reply += piece
+        return reply
+
+
+class _Nursery:
+    """The parent's end of the process that forks the workers; started when needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._is_closed = False
+
+    def request(self, message: str, passed: socket.socket | None = None) -> str:
+        """Sends a request, with a socket to pass on, and returns the reply."""
+        with self._lock:
+            if self._is_closed:
+                return ""
+            control = self._running()
+            fds = [passed.fileno()] if passed else []
+            socket.send_fds(control, [message.encode()], fds)
+            reply = control.recv(256).decode()
+            if not reply:
+                raise RuntimeError(
+                    "The process that starts the verifier's workers ended; most likely "
+                    "the system ran out of memory, or math-verify is not installed."
+                )
+            return reply
+
+    def close(self) -> None:
+        """Ends the process, and thereby its workers."""
+        with self._lock:
+            self._is_closed = True
+            if self._process is None or self._control is None:
+                return
+            self._control.close()
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _running(self) -> socket.socket:
+        if self._process is None or self._control is None or self._process.poll():
+            self._control, theirs = socket.socketpair(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET
+            )
+            # -P keeps this folder off the module path, where `math.py` would hide
+            # Python's own; a new session keeps Ctrl-C from the workers.
+            command = [sys.executable, "-P", str(_WORKER_FILE), str(theirs.fileno())]
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        return self._control

@@ -1,0 +1,40 @@
+"""Completions as RLlib episodes, for callbacks and RLlib's own interfaces."""
+
+from typing import Any
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_exgrpo.records import Completion, Group
+
+
+def episodes_from_group(group: Group, tokenizer: Any) -> list[SingleAgentEpisode]:
+    """Makes one terminated single-step episode of each fresh completion.
+
+    The prompt is the observation, the completion the action, both as text; the exact
+    token ids and log-probs are in `extra_model_outputs`.
+    """
+    prompt = tokenizer.decode(group.prompt_token_ids)
+    return [_episode(group, prompt, c, tokenizer) for c in group.completions]
+
+
+def _episode(
+    group: Group, prompt: str, completion: Completion, tokenizer: Any
+) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode()
+    info = {"prompt_id": group.prompt_id, "source": group.source}
+    episode.add_env_reset(prompt, infos=info)
+    episode.add_env_step(
+        observation="",
+        action=tokenizer.decode(completion.token_ids, skip_special_tokens=True),
+        reward=completion.reward,
+        infos={**info, "truncated": completion.truncated},
+        terminated=True,
+        extra_model_outputs={
+            "prompt_token_ids": group.prompt_token_ids,
+            "token_ids": completion.token_ids,
+            Columns.ACTION_LOGP: completion.behavior_logp,
+            "weights_seq_no": completion.weights_version,
+        },
+    )
+    return episode

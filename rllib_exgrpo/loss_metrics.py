@@ -1,0 +1,117 @@
+"""What an update did, as sums that add up over micro-batches and learners."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rllib_exgrpo.losses import LossOutput
+
+SATURATED_WEIGHT = 0.9
+"""A replayed token is saturated when f(w) = w / (w + beta) exceeds this, that is, when
+w > 9 beta: its gradient has fallen below 36 % of the largest possible."""
+
+
+@dataclass
+class UpdateTotals:
+    """Sums and the maximum over counted tokens; `add` merges another micro-batch.
+
+    Attributes:
+        sums: by name.
+        logp_diff_max: largest |current - behavior log-prob| of a fresh token.
+    """
+
+    sums: Counter[str] = field(default_factory=Counter)
+    logp_diff_max: float = 0.0
+
+    def add(self, other: "UpdateTotals") -> None:
+        """Merges the totals of other rows into these."""
+        self.sums.update(other.sums)
+        self.logp_diff_max = max(self.logp_diff_max, other.logp_diff_max)
+
+
+def token_totals(
+    output: LossOutput,
+    *,
+    log_ratio: Tensor,
+    entropy: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    replay_mask: Tensor,
+    shaping_beta: float | None,
+) -> UpdateTotals:
+    """Sums what `summarize` needs over the counted tokens of a micro-batch.
+
+    Args:
+        output: of `mixed_policy_loss`.
+        log_ratio: (B, T) current minus behavior log-prob, detached.
+        entropy: (B, T) detached token entropies.
+        advantages: (B,).
+        loss_mask: (B, T) bool.
+        replay_mask: (B,) bool.
+        shaping_beta: as given to the loss; None means unshaped.
+    """
+    replayed = loss_mask & replay_mask[:, None]
+    fresh = loss_mask & ~replay_mask[:, None]
+    # d(weight)/d(logp): w for a bare ratio, f (1 - f) for a shaped one.
+    slope = output.weight
+    if shaping_beta is not None:
+        slope = torch.where(replayed, slope * (1 - slope), slope)
+    pull = (advantages[:, None].abs() * slope).masked_fill(output.clipped, 0.0)
+    ratio_replayed = output.ratio[replayed]
+    logp_diff = log_ratio[fresh].abs()
+    sums = {
+        "policy_loss": output.loss.detach(),
+        "tokens": loss_mask.sum(),
+        "entropy": entropy[loss_mask].sum(),
+        "fresh/tokens": fresh.sum(),
+        "fresh/ratio": output.ratio[fresh].sum(),
+        "fresh/logp_diff": logp_diff.sum(),
+        "fresh/clipped": output.clipped.sum(),
+        "fresh/pull": pull[fresh].sum(),
+        "replayed/tokens": replayed.sum(),
+        "replayed/ratio": ratio_replayed.sum(),
+        "replayed/ratio_squared": ratio_replayed.square().sum(),
+        "replayed/saturated": (output.weight[replayed] > SATURATED_WEIGHT).sum(),
+        "replayed/pull": pull[replayed].sum(),
+    }
+    return UpdateTotals(
+        Counter({name: float(value) for name, value in sums.items()}),
+        float(logp_diff.max()) if logp_diff.numel() else 0.0,
+    )
+
+
+def summarize(totals: Mapping[str, float], num_updates: int) -> dict[str, float]:
+    """Turns sums over a whole step into the metrics of the learner.
+
+    Args:
+        totals: sums over all micro-batches, updates and learners of the step.
+        num_updates: optimiser updates of the step.
+
+    Returns:
+        Metric name to value; NaN where no token of that kind took part.
+    """
+
+    def mean(name: str, over: str) -> float:
+        return totals[name] / totals[over] if totals[over] else float("nan")
+
+    ratio_sum, squares = totals["replayed/ratio"], totals["replayed/ratio_squared"]
+    pull = totals["fresh/pull"] + totals["replayed/pull"]
+    replayed = totals["replayed/tokens"]
+    nan = float("nan")
+    return {
+        "policy_loss": totals["policy_loss"] / num_updates,
+        "entropy": mean("entropy", "tokens"),
+        "num_tokens_trained": totals["tokens"],
+        "importance_ratio_fresh_mean": mean("fresh/ratio", "fresh/tokens"),
+        "clip_fraction": mean("fresh/clipped", "fresh/tokens"),
+        "importance_ratio_replayed_mean": mean("replayed/ratio", "replayed/tokens"),
+        "replayed_saturated_fraction": mean("replayed/saturated", "replayed/tokens"),
+        "replayed_effective_sample_fraction": (
+            ratio_sum**2 / squares / replayed if squares else nan
+        ),
+        "replayed_token_fraction": mean("replayed/tokens", "tokens"),
+        "replayed_gradient_fraction": totals["replayed/pull"] / pull if pull else nan,
+    }

@@ -1,0 +1,112 @@
+"""The records that cross between stations of the data flow.
+
+Axes, used as suffixes of names throughout the package:
+    _P prompts of a step, _G completions of a group, _T tokens, _B flat rows.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+PromptId: TypeAlias = Hashable
+"""Names a problem inside its environment; unique there, usually an int or a str."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One completion, exactly as the engine sampled it, with its reward.
+
+    Attributes:
+        token_ids: (T,) int32, the end-of-sequence token included where the engine
+            stopped on one.
+        behavior_logp: (T,) float32, log-probability of each token under the policy
+            that sampled it, in nats.
+        reward: in [0, 1]; NaN where the verifier reached no verdict.
+        weights_version: number of the weights that sampled it.
+        truncated: whether the length limit, not the model, ended it.
+        iteration: training iteration in which it was sampled.
+    """
+
+    token_ids: NDArray[np.int32]
+    behavior_logp: NDArray[np.float32]
+    reward: float
+    weights_version: int
+    truncated: bool = False
+    iteration: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The completions of one prompt that are judged against each other.
+
+    Attributes:
+        prompt_id: which problem.
+        prompt_token_ids: (T,) int32, as sent to the engine.
+        completions: the fresh ones of this step.
+        replayed: the stored completion that joins the group, if any. It was never
+            sent to the engine.
+        source: which data set the problem belongs to, for metrics.
+    """
+
+    prompt_id: PromptId
+    prompt_token_ids: NDArray[np.int32]
+    completions: list[Completion] = field(default_factory=list)
+    replayed: Completion | None = None
+    source: str = ""
+
+    @property
+    def members(self) -> list[Completion]:
+        """All completions of the group, the replayed one first."""
+        replayed = [] if self.replayed is None else [self.replayed]
+        return replayed + self.completions
+
+    @property
+    def rewards_G(self) -> NDArray[np.float64]:
+        """Rewards in the order of `members`; NaN where there is no verdict."""
+        return np.array([c.reward for c in self.members], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutRequest:
+    """What one env runner is asked to sample.
+
+    Attributes:
+        prompt_ids: which problems.
+        counts: completions wanted of each.
+        temperature: of sampling; 0 is greedy.
+        seed: of this request.
+        iteration: training iteration, noted in the completions.
+        evaluation: take the problems from the evaluation environment.
+    """
+
+    prompt_ids: list[PromptId]
+    counts: list[int]
+    temperature: float
+    seed: int
+    iteration: int = 0
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutResult:
+    """What an env runner sampled.
+
+    Attributes:
+        groups: one for each prompt asked for, in order.
+        weights_version: number of the weights that sampled them.
+        reasons: how often the verifier gave each reason.
+        seconds: time spent by part ("generate", "verify").
+        error: what went wrong, with its traceback; the groups are then empty.
+    """
+
+    groups: list[Group]
+    weights_version: int
+    reasons: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str | None = None

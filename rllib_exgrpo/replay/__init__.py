@@ -1,0 +1,1 @@
+"""The store of past successes: pure numpy, no ray."""

@@ -1,0 +1,205 @@
+"""The vLLM engine: the only module that imports it."""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rllib_exgrpo.policy import resolve_model, stop_token_ids
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the engine sampled for one prompt.
+
+    Attributes:
+        token_ids: (T,) int32, the end token included.
+        logp: (T,) float32, log-probs under the sampling distribution.
+        truncated: whether the length limit ended it.
+    """
+
+    token_ids: NDArray[np.int32]
+    logp: NDArray[np.float32]
+    truncated: bool
+
+
+class VLLMSampler:
+    """Hosts a vLLM engine in this process and samples token ids from token ids.
+
+    Sampling draws from the full distribution (no top-p, top-k or penalties, whatever
+    the model's own generation config says), because the learner's log-probs are those
+    of the full distribution.
+
+    Args:
+        model_name_or_path: as for `resolve_model`.
+        tokenizer: of the model, for its end tokens.
+        dtype: of weights and activations.
+        max_prompt_tokens: longest prompt.
+        max_completion_tokens: longest completion.
+        trust_remote_code: run code that comes with the model.
+        engine_kwargs: further arguments of `vllm.LLM`.
+
+    Raises:
+        ImportError: if vLLM is not installed, naming the extra to install.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name_or_path: str,
+        tokenizer: Any,
+        dtype: str,
+        max_prompt_tokens: int,
+        max_completion_tokens: int,
+        trust_remote_code: bool = False,
+        engine_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        # Before the import: an engine in this process takes weights without pickling.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        vllm = _import_vllm()
+        self._vllm = vllm
+        self._max_completion_tokens = max_completion_tokens
+        self._stop_token_ids = stop_token_ids(model_name_or_path, tokenizer)
+        with _torch_settings_kept():
+            self._llm = vllm.LLM(
+                model=resolve_model(model_name_or_path),
+                dtype=dtype,
+                # Reseeds the whole process here; `sample` seeds each call.
+                seed=0,
+                max_model_len=max_prompt_tokens + max_completion_tokens,
+                generation_config="vllm",
+                logprobs_mode="processed_logprobs",
+                trust_remote_code=trust_remote_code,
+                disable_log_stats=True,
+                **(engine_kwargs or {}),
+            )
+
+    def sample(
+        self,
+        prompts: Sequence[NDArray[np.int32]],
+        counts: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_completion_tokens: int | None = None,
+    ) -> list[list[Sample]]:
+        """Samples completions.
+
+        Args:
+            prompts: token ids of each prompt.
+            counts: how many completions of each prompt.
+            temperature: 0 is greedy.
+            seed: of this call; the same call with the same weights gives the same
+                completions.
+            max_completion_tokens: a lower limit than the engine's.
+
+        Returns:
+            For each prompt its completions.
+        """
+        params = [
+            self._vllm.SamplingParams(
+                n=count,
+                temperature=temperature,
+                max_tokens=max_completion_tokens or self._max_completion_tokens,
+                logprobs=0,
+                stop_token_ids=self._stop_token_ids,
+                detokenize=False,
+            )
+            for count in counts
+        ]
+        inputs = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        with _torch_settings_kept():
+            self._llm.collective_rpc(_seed_generators, args=(seed,))
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        return [
+            [_to_sample(completion) for completion in output.outputs]
+            for output in outputs
+        ]
+
+    def load_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Replaces the weights.
+
+        Args:
+            state_dict: by Hugging Face names, tied weights under each of their names
+                (an alias that is left out would keep its old values).
+
+        Raises:
+            RuntimeError: if the prefix cache, computed with the old weights, cannot be
+                dropped.
+        """
+        self._llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(state_dict.items())}
+        )
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM kept its prefix cache after a weight update, so prompts would be "
+                "read with old weights. This happens when requests are still running."
+            )
+
+    def close(self) -> None:
+        """Shuts the engine down and frees its memory."""
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        gc.collect()
+
+
+def _import_vllm() -> Any:
+    try:
+        import vllm
+    except ImportError as error:
+        raise ImportError(
+            "Sampling needs vLLM, which is not installed. Install this package with "
+            "the extra for your machine: `pip install 'rllib_exgrpo[cpu]'` without a "
+            "GPU, `pip install 'rllib_exgrpo[cuda]'` with one."
+        ) from error
+    return vllm
+
+
+def _seed_generators(worker: Any, seed: int) -> None:
+    del worker
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def _torch_settings_kept() -> Iterator[None]:
+    """Undoes what vLLM changes for the whole process.
+
+    It replaces `torch.set_num_threads` and reseeds or advances the global generators,
+    on which a learner in the same process may rely.
+    """
+    set_num_threads = torch.set_num_threads
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+
+
+def _to_sample(completion: Any) -> Sample:
+    token_ids = list(completion.token_ids)
+    logp = [
+        position[token].logprob
+        for token, position in zip(token_ids, completion.logprobs, strict=True)
+    ]
+    logp_T = np.array(logp, np.float32)
+    if not np.isfinite(logp_T).all():
+        bad = int(np.flatnonzero(~np.isfinite(logp_T))[0])
+        raise RuntimeError(
+            f"vLLM returned the log-prob {logp_T[bad]} for token {bad} of a "
+            "completion: its logits are not finite. Check the weights (did training "
+            "diverge?) and the `model_dtype`."
+        )
+    return Sample(
+        token_ids=np.array(token_ids, np.int32),
+        logp=logp_T,
+        truncated=completion.finish_reason == "length",
+    )
