@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .arithmetic import ArithmeticEnv
     from .base import Problem, UnknownPromptError, VerifiableTextEnv
+    from .countdown import CountdownEnv
+    from .generated import GeneratedEnv
+    from .gsm8k import GSM8KEnv
     from .math import MathEnv
+    from .multiple_choice import MultipleChoiceEnv
     from .spaces import TextSpace
+    from .tables import TableEnv
     from .verdict import Reason, Verdict
 
 __all__ = [
     "ArithmeticEnv",
+    "CountdownEnv",
+    "GSM8KEnv",
+    "GeneratedEnv",
     "MathEnv",
+    "MultipleChoiceEnv",
     "Problem",
     "Reason",
+    "TableEnv",
     "TextSpace",
     "UnknownPromptError",
     "Verdict",
@@ -26,9 +36,14 @@ __all__ = [
 
 _MODULES = {
     "ArithmeticEnv": "arithmetic",
+    "CountdownEnv": "countdown",
+    "GSM8KEnv": "gsm8k",
+    "GeneratedEnv": "generated",
     "MathEnv": "math",
+    "MultipleChoiceEnv": "multiple_choice",
     "Problem": "base",
     "Reason": "verdict",
+    "TableEnv": "tables",
     "TextSpace": "spaces",
     "UnknownPromptError": "base",
     "Verdict": "verdict",

@@ -22,6 +22,7 @@ from .parts import (
     matrix,
     name_of,
     named_value,
+    ordered_difference,
     split_relation,
     tuple_parts,
     unwrap,
@@ -134,9 +135,9 @@ class Comparison:
         gold, answer = unwrap(gold), unwrap(answer)
         if squeeze(gold) == squeeze(answer):
             return True
-        matrices = matrix(gold), matrix(answer)
-        if all(matrices):
-            return self._same_matrix(*matrices)
+        rows, given_rows = matrix(gold), matrix(answer)
+        if rows and given_rows:
+            return self._same_matrix(rows, given_rows)
         gold, answer = as_interval(gold) or gold, as_interval(answer) or answer
         if _SET_ALGEBRA.search(gold + answer):
             return self._same_set(gold, answer)
@@ -147,7 +148,7 @@ class Comparison:
             return False
         if split_relation(gold) or split_relation(answer):
             return self._same_inequality(gold, answer)
-        if "=" in gold + answer:
+        if max(len(split_top(text, "=")) for text in (gold, answer)) > 1:
             return self._same_equation(gold, answer)
         return self._same_quantity(gold, answer)
 
@@ -167,11 +168,12 @@ class Comparison:
         self, gold: tuple[str, list[str]], answer: tuple[str, list[str]]
     ) -> bool:
         (kind, wanted), (other_kind, given) = gold, answer
-        return kind == other_kind and self._match(wanted, given, ordered=kind != r"\{\}")
+        is_ordered = kind != r"\{\}"
+        return kind == other_kind and self._match(wanted, given, ordered=is_ordered)
 
     def _same_inequality(self, gold: str, answer: str) -> bool:
         """Compares `l < r` by the sign of the constant between their differences."""
-        wanted, given = split_relation(gold), split_relation(answer)
+        wanted, given = ordered_difference(gold), ordered_difference(answer)
         if wanted is None or given is None or wanted[0] != given[0]:
             return False
         ratio = self._ratio(wanted[1], given[1])
@@ -243,8 +245,7 @@ class Comparison:
         if squeeze(gold) == squeeze(answer):
             return True
         if ":" in gold + answer:  # a ratio or a time of day
-            wanted, given = gold.split(":"), answer.split(":")
-            return len(wanted) == len(given) and self._match(wanted, given, ordered=True)
+            return self._match(gold.split(":"), answer.split(":"), ordered=True)
         if _BASED.fullmatch(gold) or _BASED.fullmatch(answer):
             return _same_based(gold, answer)
         exact = _rational(gold, Reason.GOLD_UNPARSED)
@@ -332,7 +333,9 @@ def _is_rounding(text: str, value: Any, min_digits: int) -> bool:
         return False
     if isinstance(value, Fraction) and is_terminating(value):
         return False
-    return bool(abs(value - Fraction(text.replace(" ", ""))) < Fraction(1, 10 ** digits[1]))
+    return bool(
+        abs(value - Fraction(text.replace(" ", ""))) < Fraction(1, 10 ** digits[1])
+    )
 
 
 def _same_based(gold: str, answer: str) -> bool:

@@ -96,7 +96,9 @@ def _tokens(latex: str) -> list[str | Fraction] | None:
 
 
 def _implied_product(tokens: list[str | Fraction]) -> list[str]:
-    juxtaposed = tokens and (isinstance(tokens[-1], Fraction) or tokens[-1] in (")", "!"))
+    juxtaposed = tokens and (
+        isinstance(tokens[-1], Fraction) or tokens[-1] in (")", "!")
+    )
     return ["*"] if juxtaposed else []
 
 

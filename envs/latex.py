@@ -5,17 +5,18 @@ In that dialect there are no dollars, no sizing and spacing commands, every argu
 `\currency{name}`, a degree sign `\degree`, and numbers have neither separators nor
 exponents in E-notation.
 """
+# ruff: noqa: RUF001 # look-alike characters are what this file is about
 
 import re
 import unicodedata
 from collections.abc import Callable
 
 FUNCTIONS = (
-    "arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sin cos tan cot sec csc"
-    " sqrt log ln lg exp max min gcd lcm det"
-).split()
+    r"arc(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan|cot)h|sin|cos|tan|cot|sec|csc"
+    r"|sqrt|log|ln|lg|exp|max|min|gcd|lcm|det"
+)
 CONNECTIVES = ("and", "or")
-_SHORT_UNITS = "mm cm dm km mg kg ml dl cl ft yd mi in oz lb hr".split()
+_SHORT_UNITS = r"[mcdk]m|[mk]g|[mdc]l|ft|yd|mi|in|oz|lb|hr"
 
 _SYMBOLS = {
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∗": r"\cdot ", "÷": "/",
@@ -29,8 +30,9 @@ _SYMBOLS = {
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ]+")
 _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _GREEK = {
-    unicodedata.name(chr(code)).split()[-1].lower() for code in range(0x3B1, 0x3CA)
-} - {"sigma", "omicron"} | {"sigma"}
+    unicodedata.name(chr(code)).split()[-1].lower().replace("lamda", "lambda")
+    for code in range(ord("α"), ord("ω") + 1)
+} - {"omicron"}
 
 _TEXT = r"\\text\{[^{}]*\}"
 _NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
@@ -51,14 +53,16 @@ def normalise(text: str) -> str:
     text = brace_arguments(text)
     text = _outside_text(text, lambda part: _substitute(part, _PLAIN_NAMES))
     text = brace_arguments(text)
-    text = _outside_text(text, _wrap_words)
+    text = _outside_text(
+        text, lambda part: _wrap_words(_RATE.sub(r"\1\\text{\2}", part))
+    )
     text = _substitute(text, _NUMBERS)
-    return re.sub(r"\s+", " ", text).strip(" .,;:")
+    return re.sub(r"\s+", " ", text).lstrip(" ,;:").rstrip(" .,;:")
 
 
 def squeeze(latex: str) -> str:
-    """Drops what never changes the meaning: spaces, and multiplication signs."""
-    return re.sub(r"\s|\\cdot|\\times", "", latex)
+    """Drops the spaces that never change the meaning: all but those between digits."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", latex)
 
 
 def _ascii(text: str) -> str:
@@ -91,10 +95,10 @@ def _ascii_character(char: str) -> str:
 
 
 def _unwrap_text(match: re.Match[str]) -> str:
-    """Keeps `\text` for words; numbers and single symbols stand bare."""
+    r"""Keeps `\text` for words; numbers and single symbols stand bare."""
     command, content = match["command"], match["content"]
     name = content.strip()
-    if name in FUNCTIONS and command in ("mathrm", "operatorname", "text"):
+    if re.fullmatch(FUNCTIONS, name) and command in ("mathrm", "operatorname", "text"):
         return rf"\{name} "
     is_words = len(re.findall("[a-zA-Z]", name)) >= 2 or command in _TEXT_COMMANDS
     if not re.search("[a-zA-Z]", name) or re.search(r"\d", name) or not is_words:
@@ -105,10 +109,8 @@ def _unwrap_text(match: re.Match[str]) -> str:
 
 
 _TEXT_COMMANDS = ("text", "mbox", "textbf", "textit", "textrm", "textsf", "textnormal")
-_WRAPPERS = "|".join(
-    (*_TEXT_COMMANDS, "mathrm", "operatorname", "mathbf", "mathit", "mathsf")
-    + ("boldsymbol", "bm", "emph", "hbox")
-)
+_FONTS = "mathrm|operatorname|mathbf|mathit|mathsf|boldsymbol|bm|emph|hbox"
+_WRAPPERS = "|".join((*_TEXT_COMMANDS, _FONTS))
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
@@ -135,7 +137,7 @@ _SPELLING = _rules(
     (r"(?<=\d)(?:\{,\}|,\\!|\\[,;: ]|~)\s*(?=\d{3}(?!\d))", ""),
     (r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d/])",
      lambda m: m.group().replace(" ", "")),
-    (r"\\[,;:! ]|~", " "),
+    (r"(?<!\\)\\[,;:! ]|~", " "),
     (r"\\(?:q?quad|displaystyle|textstyle|limits|nolimits|phantom\{[^{}]*\})(?![a-zA-Z])",
      " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -170,7 +172,7 @@ _SPELLING = _rules(
 
 _PLAIN_NAMES = _rules(
     (r"(?<![\\a-zA-Z])(?:np|numpy|math|sympy)\.(?=[a-z])", ""),
-    (rf"(?<![\\a-zA-Z])({'|'.join(FUNCTIONS)}|{'|'.join(sorted(_GREEK))})(?![a-zA-Z])",
+    (rf"(?<![\\a-zA-Z])({FUNCTIONS}|{'|'.join(sorted(_GREEK))})(?![a-zA-Z])",
      r"\\\1 "),
     (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
 )  # fmt: skip
@@ -193,19 +195,24 @@ def _outside_text(text: str, change: Callable[[str], str]) -> str:
     return "".join(p if i % 2 else change(p) for i, p in enumerate(parts))
 
 
+_RATE = re.compile(rf"(\d )((?:{_SHORT_UNITS})/(?:s|h|{_SHORT_UNITS}))(?![a-zA-Z])")
 _PHRASE = re.compile(r"(?<![\\a-zA-Z_^{])[a-zA-Z]+(?:[ '-]+[a-zA-Z]+)*(?![a-zA-Z])")
 
 
 def _wrap_words(part: str) -> str:
     r"""Puts undecorated words into `\text{...}`; letters of a formula stay.
 
-    A run of four letters is a word, and so are its neighbours in a phrase. Shorter runs
-    are products of symbols, but for connectives, runs of three letters that stand alone,
-    and units after a number.
+    A run of four letters is a word, and so are its neighbours in a phrase. Shorter
+    runs are products of symbols, but for connectives, runs of three letters that stand
+    alone, and units after a number.
     """
 
     def wrap(match: re.Match[str]) -> str:
-        phrase, before, after = match.group(), part[: match.start()], part[match.end() :]
+        phrase, before, after = (
+            match.group(),
+            part[: match.start()],
+            part[match.end() :],
+        )
         runs = re.findall("[a-zA-Z]+", phrase)
         longest = max(map(len, runs))
         alone = not (before + after).strip()
@@ -215,7 +222,7 @@ def _wrap_words(part: str) -> str:
             longest >= 4
             or any(run in CONNECTIVES for run in runs)
             or (longest == 3 and (alone or spaced))
-            or (is_unit and spaced and phrase in _SHORT_UNITS)
+            or (is_unit and spaced and re.fullmatch(_SHORT_UNITS, phrase))
         )
         return rf"\text{{{phrase}}}" if is_word else phrase
 
@@ -272,7 +279,9 @@ def closing(text: str, start: int) -> int:
 def split_top(text: str, separator: str) -> list[str]:
     """Splits at a separator (a pattern) that stands outside all brackets."""
     parts, depth, start = [], 0, 0
-    for match in re.finditer(rf"(?P<open>[({{\[])|(?P<close>[)}}\]])|{separator}", text):
+    for match in re.finditer(
+        rf"(?P<open>[({{\[])|(?P<close>[)}}\]])|{separator}", text
+    ):
         if match["open"]:
             depth += 1
         elif match["close"]:

@@ -54,8 +54,10 @@ def prepare_gold(gold: Any) -> str | None:
 
 
 def _is_prose(latex: str) -> bool:
-    words = re.fullmatch(r"\\text\{([^{}]*)\}", latex)
-    return bool(words) and len(words[1].split()) > _MAX_WORDS and "," not in words[1]
+    match = re.fullmatch(r"\\text\{([^{}]*)\}", latex)
+    return (
+        match is not None and "," not in match[1] and len(match[1].split()) > _MAX_WORDS
+    )
 
 
 def _verdict(gold: Any, completion: Any, symbolic: bool) -> Verdict:

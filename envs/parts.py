@@ -1,4 +1,4 @@
-r"""Takes an answer in the dialect of `latex` apart: lists, brackets, relations, labels."""
+r"""Takes an answer in the dialect of `latex` apart: lists, brackets, relations."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _MEMBER = re.compile(rf"\s*{NAME}\s*\\in(?![a-z])")
 _LABEL_TEXT = re.compile(r"\s*\\text\{[^{}]*:\s*\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_CONNECTIVE = re.compile(rf"\b(?:{'|'.join(CONNECTIVES)})\b")
+_CONNECTIVE = re.compile(rf"[,;]|\b(?:{'|'.join(CONNECTIVES)})\b")
 _INEQUALITY = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _MATRIX = re.compile(
     r"\s*\\begin\{(?P<kind>[a-z]*matrix|array)\}(?:\{[^{}]*\})?(?P<body>.*)"
@@ -110,6 +110,17 @@ def split_relation(text: str) -> tuple[list[str], list[str]] | None:
     signs = _INEQUALITY.findall(text)
     sides = split_top(text, _INEQUALITY.pattern)
     return (signs, sides) if signs and len(sides) == len(signs) + 1 else None
+
+
+def ordered_difference(text: str) -> tuple[str, str] | None:
+    r"""Returns `l < r` or `r > l` as the sign `<` (or `\le`) and `l - (r)`."""
+    relation = split_relation(text)
+    if relation is None or len(relation[0]) != 1:
+        return None
+    (sign,), (left, right) = relation
+    if sign in (">", r"\ge"):
+        sign, left, right = _FLIPPED[sign], right, left
+    return sign, f"{left}-({right})"
 
 
 def as_interval(text: str) -> str | None:

@@ -12,11 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 _DIGITS = 60
-_RELATIVE_TOLERANCE = 1e-40
+_RELATIVE_TOLERANCE = 1e-55
 _NUM_POINTS = 4
 _NUM_INTEGER_POINTS = 12
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
-# Letters that by custom name functions; any other letter before a bracket multiplies it.
+_SUBSCRIPTED = re.compile(
+    r"(?<![a-zA-Z\\])((?!\\(?:log|lim|int|sum|prod|max|min)(?![a-z]))(?:\\[a-zA-Z]+|[a-zA-Z]))"
+    r"\s*_\s*(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\w)"
+)
+# Letters that name functions by custom; any other one multiplies a bracket after it.
 _FUNCTION_LETTERS = frozenset("fghFGH")
 
 
@@ -28,10 +32,13 @@ def parse(latex: str) -> Any:
     """Parses LaTeX into a SymPy object, decimals as exact fractions.
 
     Raises:
-        UnparsedError: if the parser does not understand it.
+        UnparsedError: if the parser does not understand it, or it has no value (0/0).
     """
     latex = latex.replace(r"\degree", r"\cdot\frac{\pi}{180}")
     latex = latex.replace(r"\%", r"\cdot\frac{1}{100}")
+    latex = _SUBSCRIPTED.sub(_as_name, latex)
+    # The grammar takes these two letters for functions, whatever follows.
+    latex = re.sub(r"\\(gamma|beta)(?![a-zA-Z(])", r"\\text{\1}", latex)
     return _parse_cached(_DECIMAL.sub(_as_fraction, latex))
 
 
@@ -55,6 +62,8 @@ def _parse_cached(latex: str) -> Any:
         raise
     except Exception as error:  # the grammar raises bare Exception
         raise UnparsedError(latex) from error
+    if isinstance(parsed, sympy.Basic) and parsed.has(sympy.nan, sympy.zoo):
+        raise UnparsedError(latex)
     return parsed
 
 
@@ -62,14 +71,11 @@ def same_formula(gold: str, answer: str) -> bool:
     """Tells whether two LaTeX formulas mean the same.
 
     Raises:
-        UnparsedError: for a text that is no formula, or has no value (0/0).
+        UnparsedError: for a text that is no formula.
     """
     import sympy
 
     a, b = parse(gold), parse(answer)
-    for text, parsed in ((gold, a), (answer, b)):
-        if isinstance(parsed, sympy.Basic) and parsed.has(sympy.nan, sympy.zoo):
-            raise UnparsedError(text)
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
         return _math_verify(a, b)
     equal = _same_value(a, b)
@@ -108,13 +114,22 @@ def approximate(latex: str) -> Any | None:
     return Fraction(int(value.p), int(value.q)) if value.is_Rational else value
 
 
+def _as_name(match: re.Match[str]) -> str:
+    r"""Returns a subscripted symbol as one name: the grammar knows few subscripts."""
+    symbol, subscript = (re.sub(r"\W|text|_", "", group) for group in match.groups())
+    return rf"\text{{{symbol}sub{subscript}}}"
+
+
 def _as_fraction(match: re.Match[str]) -> str:
     whole, places = match.groups()
     return rf"\frac{{{int(whole + places)}}}{{{10 ** len(places)}}}"
 
 
 def _products_for_functions(parsed: Any) -> Any:
-    """Reads `n(n+1)` as a product: the grammar takes it for a function named n."""
+    """Reads `n(n+1)` as a product, which the grammar takes for a function named n.
+
+    Other unknown functions, such as f(x) or I(0), become symbols of their own.
+    """
     from sympy.core.function import AppliedUndef
 
     def is_product(node: Any) -> bool:
@@ -130,7 +145,13 @@ def _products_for_functions(parsed: Any) -> Any:
 
         return sympy.Symbol(node.func.__name__) * node.args[0]
 
-    return parsed.replace(is_product, product)
+    def symbol(node: Any) -> Any:
+        import sympy
+
+        return sympy.Symbol(f"{node.func.__name__} of {node.args}")
+
+    parsed = parsed.replace(is_product, product)
+    return parsed.replace(lambda node: isinstance(node, AppliedUndef), symbol)
 
 
 def _same_value(a: Any, b: Any) -> bool | None:
@@ -144,16 +165,15 @@ def _same_value(a: Any, b: Any) -> bool | None:
         return True
     if not _is_about_integers(a, b):
         return False
-    pairs = [(_evaluate(a, p), _evaluate(b, p)) for p in _integer_points(_symbols(a, b))]
+    pairs = [
+        (_evaluate(a, p), _evaluate(b, p)) for p in _integer_points(_symbols(a, b))
+    ]
     return all(x is not None and y is not None and _close(x, y) for x, y in pairs)
 
 
 def _symbols(*expressions: Any) -> list[Any]:
-    """Free symbols and applied unknown functions, in a fixed order."""
-    from sympy.core.function import AppliedUndef
-
-    found = set().union(*(e.free_symbols | e.atoms(AppliedUndef) for e in expressions))
-    return sorted(found, key=str)
+    """Returns the free symbols in a fixed order."""
+    return sorted(set().union(*(e.free_symbols for e in expressions)), key=str)
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
@@ -196,8 +216,11 @@ def _evaluate(expression: Any, point: dict[Any, Any]) -> Any | None:
     import sympy
 
     try:
-        value = expression.subs(point).doit()
-        value = value if value.is_Rational else sympy.N(value, _DIGITS, maxn=2000)
+        if point:
+            value = expression.evalf(_DIGITS, subs=point, maxn=1000)
+        else:
+            value = expression.doit()
+            value = value if value.is_Rational else value.evalf(_DIGITS, maxn=1000)
     except MemoryError:
         raise
     except Exception:  # SymPy has no common error class

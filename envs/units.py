@@ -19,12 +19,12 @@ _SCALES = {
     "trillion": 10**12,
 }
 # Closed-class English words: a phrase with one of them says more than a unit does.
-_FUNCTION_WORDS = frozenset(
-    "a about above all almost and approximately around at below between but by each "
-    "either equals every except exactly fewer for from greater half if in is least less "
-    "mod modulo more most neither never no none nor not only or other over roughly some "
-    "squared cubed than the to total under unless until up when where with without "
-    "maximum minimum factorial".split()
+_FUNCTION_WORDS = re.compile(
+    r"\b(?:a|about|above|all|almost|and|approximately|around|at|below|between|but|by"
+    r"|each|either|equals|every|except|exactly|fewer|for|from|greater|half|if|is|least"
+    r"|less|mod|modulo|more|most|neither|never|no|none|nor|not|only|or|other|over"
+    r"|roughly|some|squared|cubed|than|the|to|total|under|unless|until|up|when|where"
+    r"|with|without|maximum|minimum|factorial)\b"
 )
 
 
@@ -49,11 +49,12 @@ def split_quantity(item: str) -> Quantity | None:
         item, unit = leading["sign"] + item[leading.end() :], leading["name"]
     trailing = _TRAILING.search(item)
     if trailing and item[: trailing.start()].strip():
-        item, unit = item[: trailing.start()].strip(), f"{unit} {_plain(trailing['unit'])}"
+        unit = f"{unit} {_plain(trailing['unit'])}"
+        item = item[: trailing.start()].strip()
     if r"\text" in item or r"\currency" in item:
         return None
     words = unit.split()
-    if _FUNCTION_WORDS.intersection(re.findall("[a-z]+", unit)):
+    if _FUNCTION_WORDS.search(unit):
         return None
     while words and words[0] in _SCALES:
         item = rf"({item})\cdot {_SCALES[words.pop(0)]}"
@@ -75,24 +76,25 @@ def conversion(unit: str, other: str) -> Any | None:
     from sympy.physics import units as u
 
     base = [u.meter, u.kilogram, u.second, u.ampere, u.kelvin, u.radian]
-    ratio = u.convert_to(_expression(unit) / _expression(other), base)
-    return ratio if ratio.is_number else None
+    given, wanted = (u.convert_to(_expression(text), base) for text in (unit, other))
+    ratio = given / wanted
+    return None if ratio.free_symbols or ratio.has(u.Quantity) else ratio
 
 
 def _expression(unit: str) -> Any:
     """Builds a SymPy expression: `square cm`, `miles per hour`, `m/s^2`."""
     import sympy
 
-    product: Any = sympy.Integer(1)
+    product = last = sympy.Integer(1)
     sign, power = 1, 1
-    for token in re.findall(r"[^\s/^]+|/|\^", re.sub(r"\^\s*(-?\d)", r"^\1", unit)):
+    for token in re.findall(r"-?\d|/|[^\s/^\d]+", unit):
         if token in ("/", "per"):
             sign = -1
         elif token in ("square", "sq", "cubic", "cu"):
             power = 2 if token.startswith("s") else 3
-        elif re.fullmatch(r"-?\d", token):
+        elif token.lstrip("-").isdigit():
             product *= last ** (int(token) - 1)
-        elif token != "^":
+        else:
             last = _named_unit(token) ** sign
             product *= last**power
             power = 1
@@ -113,5 +115,5 @@ def _named_unit(name: str) -> Any:
 def _singular(words: str) -> str:
     """Drops plural endings and British spelling."""
     words = re.sub(r"(met|lit)re(?=s?\b)", r"\1er", words)
-    words = re.sub(r"\bfeet\b", "foot", re.sub(r"\binches\b", "inch", words))
+    words = re.sub(r"\bfeet\b", "foot", re.sub(r"\b(inches|in)\b", "inch", words))
     return re.sub(r"(?<=[a-z]{2})s\b", "", words)

@@ -26,9 +26,9 @@ class VerifierPool:
     """Judges (gold answer, completion) pairs in worker processes.
 
     An answer that takes longer than the limit has its worker killed and replaced, and
-    gets a verdict without a reward. No signal is used in the calling process, so that it
-    works from any thread, from Ray actors and from Tune trials. The processes start with
-    the first answer, and end with `close`, with the pool, or with the calling process.
+    gets a verdict without a reward. No signal is used in the calling process, so that
+    it works from any thread, from Ray actors and from Tune trials. The processes start
+    with the first answer, and end with `close` or with the calling process.
 
     Args:
         num_workers: processes, and answers judged at a time; None means one a CPU.
@@ -72,10 +72,14 @@ class VerifierPool:
         return [future.result() for future in futures]
 
     def stats(self) -> dict[str, float]:
-        """Returns counts by reason, and the latency of the latest answers in seconds."""
+        """Returns counts by reason, and latencies of the latest answers in seconds."""
         with self._lock:
             latencies, reasons = list(self._latencies), dict(self._reasons)
-        p50, p99 = np.quantile(latencies, [0.5, 0.99]) if latencies else (0.0, 0.0)
+        p50, p99 = (
+            np.quantile(latencies, [0.5, 0.99], method="higher")
+            if latencies
+            else (0.0, 0.0)
+        )
         return {**reasons, "latency_p50_s": float(p50), "latency_p99_s": float(p99)}
 
     def close(self) -> None:
@@ -164,18 +168,16 @@ class _Nursery:
     def request(self, message: str, passed: socket.socket | None = None) -> str:
         """Sends a request, with a socket to pass on, and returns the reply."""
         with self._lock:
-            if self._is_closed:
-                return ""
-            control = self._running()
-            fds = [passed.fileno()] if passed else []
-            socket.send_fds(control, [message.encode()], fds)
-            reply = control.recv(256).decode()
-            if not reply:
-                raise RuntimeError(
-                    "The process that starts the verifier's workers ended; most likely "
-                    "the system ran out of memory, or math-verify is not installed."
-                )
-            return reply
+            for _ in range(2):  # the second time with a new process
+                if self._is_closed:
+                    return ""
+                reply = self._exchange(message, passed)
+                if reply:
+                    return reply
+            raise RuntimeError(
+                "The process that starts the verifier's workers ended twice; most "
+                "likely math-verify is not installed, or the memory ran out."
+            )
 
     def close(self) -> None:
         """Ends the process, and thereby its workers."""
@@ -190,8 +192,23 @@ class _Nursery:
                 self._process.kill()
                 self._process.wait()
 
+    def _exchange(self, message: str, passed: socket.socket | None) -> str:
+        """Returns the reply, empty if the process has ended."""
+        try:
+            control = self._running()
+            fds = [passed.fileno()] if passed else []
+            socket.send_fds(control, [message.encode()], fds)
+            reply = control.recv(256).decode()
+        except OSError:
+            reply = ""
+        if not reply and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        return reply
+
     def _running(self) -> socket.socket:
-        if self._process is None or self._control is None or self._process.poll():
+        if self._process is None or self._control is None:
             self._control, theirs = socket.socketpair(
                 socket.AF_UNIX, socket.SOCK_SEQPACKET
             )

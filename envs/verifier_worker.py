@@ -42,7 +42,9 @@ def main() -> None:
             message, fds, _, _ = socket.recv_fds(control, 256, 1)
             if not message:
                 return
-            control.send(_serve_request(message.decode(), fds, workers, control, verify))
+            control.send(
+                _serve_request(message.decode(), fds, workers, control, verify)
+            )
 
 
 def _serve_request(

@@ -49,7 +49,8 @@ def build_config(
                 f"`deepspeed_config` sets {key!r}={overrides[key]!r}, which {knob} "
                 f"controls. Remove {key!r} from `deepspeed_config`."
             )
-    bucket = int(min(5e8, max(num_parameters, 1)))
+    # DeepSpeed wants a multiple of its alignment, which is small and even.
+    bucket = int(min(5e8, -(-num_parameters // 1024) * 1024))
     zero = {
         "stage": zero_stage,
         "reduce_bucket_size": bucket,

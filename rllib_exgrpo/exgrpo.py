@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 COMPONENT_REPLAY_BUFFER = "replay_buffer"
 EXGRPO_STATE = "exgrpo"
 REPLAY_RESULTS = "replay"
+EVALUATION_AT_START = "evaluation_at_start"
 
 
 class ExGRPO(Algorithm):
@@ -241,6 +242,22 @@ class ExGRPO(Algorithm):
         return restored
 
     # --- evaluation
+
+    @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        """Makes one iteration; before the very first one it may evaluate too."""
+        config = self.config
+        at_start = (
+            self.evaluate()
+            if self.iteration == 0
+            and config.evaluation_interval
+            and config.evaluation_at_start
+            else None
+        )
+        result = super().step()
+        if at_start is not None:
+            result[EVALUATION_AT_START] = at_start
+        return result
 
     @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, float]:

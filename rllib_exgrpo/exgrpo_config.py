@@ -120,6 +120,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.evaluation_temperature = 0.6
         self.evaluation_samples_per_prompt = 1
         self.evaluation_max_prompts: int | None = None
+        self.evaluation_at_start = True
 
         # RLlib's own settings, where its defaults do not suit text.
         self.env_runner_cls = ExGRPOEnvRunner
@@ -312,6 +313,7 @@ class ExGRPOConfig(AlgorithmConfig):
         evaluation_temperature: float = NotProvided,
         evaluation_samples_per_prompt: int = NotProvided,
         evaluation_max_prompts: int | None = NotProvided,
+        evaluation_at_start: bool = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets the evaluation on held-out problems.
@@ -325,6 +327,8 @@ class ExGRPOConfig(AlgorithmConfig):
             evaluation_samples_per_prompt: completions of each problem.
             evaluation_max_prompts: evaluate only the first so many problems; None
                 takes all.
+            evaluation_at_start: evaluate before the first step too, if
+                `evaluation_interval` is set; reported as `evaluation_at_start`.
             kwargs: RLlib's own, such as `evaluation_interval`.
         """
         super().evaluation(**kwargs)
@@ -435,14 +439,16 @@ class ExGRPOConfig(AlgorithmConfig):
         Raises:
             ValueError: for an unknown name, with the nearest right one.
         """
-        special = {"multiagent", "callbacks", "__trial_info__", "_enable_new_api_stack"}
-        for key in config_dict:
+        special = {"multiagent", "callbacks", "_enable_new_api_stack"}
+        settings = dict(config_dict)  # RLlib also passes a whole AlgorithmConfig
+        for key in settings:
             name = self._translate_special_keys(key, warn_deprecated=False)
-            if name not in special and not hasattr(self, name):
+            is_tunes_own = key.startswith("__")
+            if not (is_tunes_own or name in special or hasattr(self, name)):
                 near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
                 hint = f"did you mean `{near[0]}`?" if near else "see the README."
                 raise ValueError(f"`{key}` is not a setting of ExGRPO; {hint}")
-        return super().update_from_dict(dict(config_dict))
+        return super().update_from_dict(settings)
 
     # --- what RLlib and the stations read
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,6 @@ from rllib_exgrpo.records import Group
 from rllib_exgrpo.replay.buffer import Draw, ReplayBuffer
 from rllib_exgrpo.replay.files import ReplayFiles
 from rllib_exgrpo.replay.folder import MANIFEST, Folder, ReplayFileError
-from rllib_exgrpo.replay.mapped import MappedSegments
 
 __all__ = ["Draw", "ExGRPOReplayBuffer", "ReplayFileError"]
 
@@ -24,30 +24,11 @@ class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
 
     A checkpoint is a folder of parquet files, see `rllib_exgrpo.replay.folder`, and
     holds no pickle.
-
-    Args:
-        disk_path: keeps tokens and log-probs in memory-mapped files in this folder,
-            for buffers larger than memory; None keeps them in memory.
-        metadata: saved with the buffer, such as "model", "tokenizer" (a hash) and
-            "environment". A saved buffer of another tokenizer is refused.
-        **knobs: see `ReplayBuffer`.
     """
 
     METADATA_FILE_NAME = MANIFEST
 
-    def __init__(
-        self,
-        *,
-        disk_path: str | None = None,
-        metadata: dict[str, str] | None = None,
-        **knobs: Any,
-    ) -> None:
-        spill = None if disk_path is None else MappedSegments(disk_path)
-        super().__init__(**knobs, spill=spill)
-        self._disk_path = disk_path
-        self._metadata = metadata
-        self._files = ReplayFiles(metadata)
-        self._last_counters: dict[str, Any] | None = None
+    _last_counters: dict[str, Any] | None = None  # of the last `get_state`
 
     @override(ReplayBufferInterface)
     def __len__(self) -> int:
@@ -112,7 +93,7 @@ class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
         else:
             buffer = ReplayBuffer(**self.knobs)
             buffer.set_state(state)
-            ReplayFiles(self._metadata).save(buffer, folder)
+            ReplayFiles().save(buffer, folder)
         return folder.path
 
     @override(Checkpointable)
@@ -142,16 +123,18 @@ class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
     ) -> Self:
         """Returns a buffer with a saved one's knobs, but for `kwargs`, and contents."""
         manifest = Folder.at(path, filesystem).read_manifest()
-        saved = {**manifest["knobs"], "metadata": manifest["metadata"]}
-        buffer = cls(**{**saved, **kwargs})
+        buffer = cls(**{**manifest["knobs"], **kwargs})
         buffer.restore_from_path(path, filesystem=filesystem)
         return buffer
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         """Returns what builds an empty buffer with the same knobs."""
-        own = {"disk_path": self._disk_path, "metadata": self._metadata}
-        return (), {**self.knobs, **own}
+        return (), self.knobs
+
+    @cached_property
+    def _files(self) -> ReplayFiles:
+        return ReplayFiles()
 
     def _is_current(self, state: dict[str, Any]) -> bool:
         counters = state["counters"]

@@ -82,7 +82,7 @@ def test_minus_zero_is_zero():
         ({"digits": (3, 1)}, "`digits` is"),
         ({"digits": (0, 1)}, "`digits` is"),
         ({"num_problems": 0}, "`num_problems` is 0"),
-        ({"digits": (1, 1)}, "distinct sums"),
+        ({"digits": (1, 1)}, "distinct problems"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from rllib_exgrpo.buckets import bucket_probabilities, draw_bucket_counts
 from rllib_exgrpo.records import Completion, Group, PromptId
 from rllib_exgrpo.replay.prompt_table import Members, PromptTable
-from rllib_exgrpo.replay.store import NONE, CompletionStore, Spill
+from rllib_exgrpo.replay.store import NONE, SEGMENT_TOKENS, CompletionStore, Spill
 
 PromptSelection: TypeAlias = Literal["bucket", "uniform"]
 CompletionSelection: TypeAlias = Literal[
@@ -30,7 +31,8 @@ class Draw:
         probability: chance that a single draw, with all prompts in place, takes this
             prompt: that of its bucket divided by the bucket's size.
         candidates: the stored completions to choose from, oldest first.
-        completion_ids: (len(candidates),) int64, the buffer's own ids for them.
+        completion_ids: (len(candidates),) int32, the buffer's own ids for them.
+        rows: where the buffer keeps them, as long as the ids there are these.
         weights_version: current weights at the time of the draw.
     """
 
@@ -38,7 +40,8 @@ class Draw:
     bucket: int
     probability: float
     candidates: list[Completion]
-    completion_ids: NDArray[np.int64]
+    completion_ids: NDArray[np.int32]
+    rows: list[int]
     weights_version: int
 
 
@@ -72,11 +75,16 @@ class ReplayBuffer:
         recheck_every: ... each time this many iterations have passed; 0 = never.
         mark_failed: whether k = 0 moves a stored prompt to bucket 0; False leaves it
             in the bucket where it was.
-        spill: see `CompletionStore`.
+        disk_path: keeps tokens and log-probs in memory-mapped files in this folder,
+            for buffers larger than memory; None keeps them in memory.
+        metadata: saved with the buffer, such as "model", "tokenizer" (a hash) and
+            "environment". A saved buffer of another tokenizer is refused.
 
     Raises:
         ValueError: if a knob is out of range.
     """
+
+    segment_tokens = SEGMENT_TOKENS
 
     def __init__(
         self,
@@ -94,7 +102,8 @@ class ReplayBuffer:
         recheck_share: float = 0.0,
         recheck_every: int = 0,
         mark_failed: bool = True,
-        spill: Spill | None = None,
+        disk_path: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         bucket_probabilities(group_size, mu, sigma)  # checks the three
         _check_choice("prompt_selection", prompt_selection, PromptSelection)
@@ -125,19 +134,28 @@ class ReplayBuffer:
         self.recheck_share = recheck_share
         self.recheck_every = recheck_every
         self.mark_failed = mark_failed
-        self._spill = spill
+        self.disk_path = disk_path
+        self.metadata = dict(metadata or {})
         self.seed = seed
         self._rng = np.random.default_rng(seed)
         self._clear()
 
     def _clear(self) -> None:
         self.prompts = PromptTable(self.group_size + 1)
-        self.store = CompletionStore(spill=self._spill)
+        self.store = CompletionStore(self.segment_tokens, self._spill())
         self.sources: dict[str, int] = {}
+        self._evicted: list[int] = []  # rows to discard at the end of a step
         self._revision = 0  # how often something changed
         self._next_id = 0
         self._iteration = 0
         self._newest_version = 0
+
+    def _spill(self) -> Spill | None:
+        if self.disk_path is None:
+            return None
+        from rllib_exgrpo.replay.mapped import MappedSegments  # needs pyarrow
+
+        return MappedSegments(self.disk_path)
 
     # What is in it.
 
@@ -178,7 +196,7 @@ class ReplayBuffer:
         """Returns the stored completions of a prompt, oldest first."""
         row = self.prompts.row(prompt_id)
         rows = [] if row is None else self._rows_of(row)
-        return [self.store.completion(r) for r in rows]
+        return self.store.completions(rows)
 
     def get_metrics(self) -> dict[str, float]:
         """Returns the sizes of the buffer, by name."""
@@ -227,12 +245,13 @@ class ReplayBuffer:
                 self._rng, num_prompts, sizes, self.mu, self.sigma
             )
         chance_each = chance / np.maximum(sizes, 1)
-        draws = [
-            self._draw_of(row, k, float(chance_each[k - 1]), weights_version)
+        picks = [
+            (k, prompt)
             for k in range(1, self.group_size)
-            for row in self._members_at_random(k, int(counts[k - 1]))
+            for prompt in self._members_at_random(k, int(counts[k - 1]))
         ]
-        return [draws[i] for i in self._rng.permutation(len(draws))]
+        picks = [picks[i] for i in self._rng.permutation(len(picks))]
+        return self._draws_of(picks, chance_each, weights_version)
 
     def choose(
         self, draws: Sequence[Draw], scores: Sequence[NDArray] | None = None
@@ -260,10 +279,10 @@ class ReplayBuffer:
             )
         else:
             pairs = zip(draws, scores, strict=True)
-            picks = [self._pick_scored(d, np.asarray(s)) for d, s in pairs]
+            picks = [self._pick_scored(draw, np.asarray(s)) for draw, s in pairs]
+            self._keep_scores(draws, scores)
+        self._count_replays(draws, picks)
         self._revision += 1
-        for draw, pick in zip(draws, picks, strict=True):
-            self._count_replay(draw, pick)
         return [d.candidates[pick] for d, pick in zip(draws, picks, strict=True)]
 
     def _members_at_random(self, bucket: int, count: int) -> list[int]:
@@ -273,18 +292,25 @@ class ReplayBuffer:
         places = self._rng.choice(len(members), count, replace=False)
         return [members[place] for place in places]
 
-    def _draw_of(self, row: int, bucket: int, chance: float, version: int) -> Draw:
-        rows = self._rows_of(row)
-        if self.max_candidates is not None:
-            rows = rows[-self.max_candidates :]
-        return Draw(
-            prompt_id=self.prompts.id(row),
-            bucket=bucket,
-            probability=chance,
-            candidates=[self.store.completion(r) for r in rows],
-            completion_ids=self.store.table["id"][rows],
-            weights_version=version,
-        )
+    def _draws_of(
+        self, picks: list[tuple[int, int]], chance: NDArray, version: int
+    ) -> list[Draw]:
+        """Returns draws of (bucket, prompt row); reads all candidates in one go."""
+        most = self.max_candidates or 0
+        rows_P = [self._rows_of(prompt)[-most:] for _, prompt in picks]
+        candidates = iter(self.store.completions(list(chain.from_iterable(rows_P))))
+        return [
+            Draw(
+                prompt_id=self.prompts.id(prompt),
+                bucket=bucket,
+                probability=float(chance[bucket - 1]),
+                candidates=list(islice(candidates, len(rows))),
+                completion_ids=self.store.table["id"][rows],
+                rows=rows,
+                weights_version=version,
+            )
+            for (bucket, prompt), rows in zip(picks, rows_P, strict=True)
+        ]
 
     def _pick_unscored(self, draw: Draw) -> int:
         last = len(draw.candidates) - 1
@@ -299,31 +325,38 @@ class ReplayBuffer:
                 f"{len(draw.candidates)} candidates need one finite {self.needs_scores}"
                 " each: check the scoring and the weights for NaN."
             )
-        self._keep_scores(draw, scores)
         lowest = self.completion_selection.startswith("lowest")
         return int(scores.argmin() if lowest else scores.argmax())
 
-    def _keep_scores(self, draw: Draw, scores: NDArray) -> None:
-        columns = self.store.table.columns
-        kept = columns[self.needs_scores or ""]
-        rows = self._rows_of_ids(draw)
-        for number, score in zip(draw.completion_ids.tolist(), scores, strict=True):
-            if number in rows:
-                kept[rows[number]] = score
-                columns["scored_version"][rows[number]] = draw.weights_version
-                columns["changed"][rows[number]] = True
+    def _keep_scores(self, draws: Sequence[Draw], scores: Sequence[NDArray]) -> None:
+        rows, still = self._rows_of_draws(draws)
+        sizes = [len(draw.rows) for draw in draws]
+        versions = np.repeat([draw.weights_version for draw in draws], sizes)
+        table = self.store.table
+        table[self.needs_scores or ""][rows] = np.concatenate([[], *scores])[still]
+        table["scored_version"][rows] = versions[still]
+        table["changed"][rows] = True
 
-    def _count_replay(self, draw: Draw, pick: int) -> None:
-        row = self._rows_of_ids(draw).get(int(draw.completion_ids[pick]))
-        if row is not None:
+    def _count_replays(self, draws: Sequence[Draw], picks: list[int]) -> None:
+        replayed = [
+            replace(d, rows=[d.rows[i]], completion_ids=d.completion_ids[[i]])
+            for d, i in zip(draws, picks, strict=True)
+        ]
+        rows, _ = self._rows_of_draws(replayed)
+        for row in rows.tolist():
             self.store.table["times_replayed"][row] += 1
-            self.store.table["changed"][row] = True
+        self.store.table["changed"][rows] = True
 
-    def _rows_of_ids(self, draw: Draw) -> dict[int, int]:
-        """Returns completion id -> row, for what is still stored of a draw."""
-        row = self.prompts.row(draw.prompt_id)
-        rows = [] if row is None else self._rows_of(row)
-        return dict(zip(self.store.table["id"][rows].tolist(), rows, strict=True))
+    def _rows_of_draws(self, draws: Sequence[Draw]) -> tuple[NDArray, NDArray]:
+        """Returns the rows of all candidates still stored, and which those are."""
+        table = self.store.table
+        rows = np.array([row for draw in draws for row in draw.rows], np.int64)
+        ids = np.concatenate(
+            [np.empty(0, np.int32), *(d.completion_ids for d in draws)]
+        )
+        still = rows < len(table)
+        still[still] = table["id"][rows[still]] == ids[still]
+        return rows[still], still
 
     def _rows_of(self, prompt: int) -> list[int]:
         return self.store.chain(int(self.prompts.table["newest"][prompt]))
@@ -346,6 +379,8 @@ class ReplayBuffer:
         self._revision += 1
         for group in groups:
             self._record_group(group, iteration)
+        self.store.discard(self._evicted)
+        self._evicted = []
         self.store.compact()
         self._recheck_until(iteration)
 
@@ -365,10 +400,7 @@ class ReplayBuffer:
         if row is None:
             self._add_prompt(group, self.group_size, iteration)
             return
-        for completion in self._rows_of(row):
-            self.store.discard(completion)
-        self.prompts.table["newest"][row] = NONE
-        self.prompts.table["count"][row] = 0
+        self._keep(row, self._rows_of(row), 0)
         self._touch(row, self.group_size, iteration)
 
     def _store_successes(
@@ -379,24 +411,16 @@ class ReplayBuffer:
             if not fresh:
                 return
             row = self._add_prompt(group, k, iteration)
-        columns = self.prompts.table.columns
+        versions = (int(c.weights_version) for c in fresh)
+        self._newest_version = max(self._newest_version, *versions, 0)
         rows = self._rows_of(row)
-        for completion in fresh:
-            if not self.store.holds(rows, completion.token_ids):
-                older = rows[-1] if rows else NONE
-                rows.append(self.store.add(self._next_id, row, older, completion))
-                self._next_id += 1
-                self._newest_version = max(
-                    self._newest_version, completion.weights_version
-                )
-        columns["newest"][row] = rows[-1]
-        columns["count"][row] = len(rows)
-        self._evict_over_cap(row, rows)
+        self._next_id = self.store.extend(rows, row, fresh, self._next_id)
+        self._keep(row, rows, self.max_completions_per_prompt)
         self._touch(row, k, iteration)
 
     def _add_prompt(self, group: Group, bucket: int, iteration: int) -> int:
         source = self.sources.setdefault(group.source, len(self.sources))
-        values = (NONE, 0, iteration, source, False, True)
+        values = (NONE, iteration, source, False, True)
         return self.prompts.add(group.prompt_id, bucket, values)
 
     def _touch(self, row: int, bucket: int | None, iteration: int) -> None:
@@ -405,30 +429,30 @@ class ReplayBuffer:
         self.prompts.table["iteration"][row] = iteration
         self.prompts.table["changed"][row] = True
 
-    def _evict_over_cap(self, prompt: int, rows: list[int]) -> None:
-        if self.max_completions_per_prompt is not None:
-            for row in rows[: -self.max_completions_per_prompt]:
-                self._discard(prompt, row)
-
     def _evict_before(self, version: int) -> None:
-        for row in self.store.older_than(version):
-            prompt = int(self.store.table["prompt"][row])
-            self._discard(prompt, row)
-            if self.prompts.table["count"][prompt] == 0:
+        """Evicts all completions of weights before `version`."""
+        old = self.store.older_than(version)
+        evicted = set(old)
+        for prompt in np.unique(self.store.table["prompt"][old]).tolist():
+            rows = [r for r in self._rows_of(prompt) if r not in evicted]
+            if rows:
+                self.store.relink(rows)
+                self.prompts.table["newest"][prompt] = rows[-1]
+            else:
                 self.prompts.remove(prompt)
+        self.store.discard(old)
         self.store.compact()
 
-    def _discard(self, prompt: int, row: int) -> None:
-        """Takes one completion out of its prompt's chain and forgets it."""
-        older = self.store.table["older"]
-        newest = self.prompts.table["newest"]
-        if newest[prompt] == row:
-            newest[prompt] = older[row]
-        else:
-            rows = self._rows_of(prompt)
-            older[rows[rows.index(row) + 1]] = older[row]
-        self.prompts.table["count"][prompt] -= 1
-        self.store.discard(row)
+    def _keep(self, prompt: int, rows: list[int], newest: int | None) -> None:
+        """Keeps the newest few of a prompt's completions; None keeps all.
+
+        The others are discarded together at the end of the step, which is faster.
+        """
+        kept = rows if newest is None else rows[max(len(rows) - newest, 0) :]
+        self._evicted += rows[: len(rows) - len(kept)]
+        if len(kept) < len(rows):
+            self.store.relink(kept)
+        self.prompts.table["newest"][prompt] = kept[-1] if kept else NONE
 
     def _recheck_until(self, iteration: int) -> None:
         """Puts a share of the retired prompts back, if it is time to."""
@@ -515,16 +539,12 @@ class ReplayBuffer:
         self._newest_version = counters["newest_version"]
         self.sources = {name: i for i, name in enumerate(counters["sources"])}
         self.prompts.set_state(state["prompts"])
-        links = self.store.set_state(state["completions"], len(state["prompts"]["ids"]))
-        self.prompts.table["newest"][:] = links[:, 0]
-        self.prompts.table["count"][:] = links[:, 1]
+        num_prompts = len(state["prompts"]["ids"])
+        newest = self.store.set_state(state["completions"], num_prompts)
+        self.prompts.table["newest"][np.arange(num_prompts)] = newest
 
 
-_KNOBS = [
-    name
-    for name in inspect.signature(ReplayBuffer.__init__).parameters
-    if name not in ("self", "spill")
-]
+_KNOBS = list(inspect.signature(ReplayBuffer).parameters)
 
 
 def _check_choice(knob: str, value: str, choices: Any) -> None:

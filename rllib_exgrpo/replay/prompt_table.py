@@ -14,7 +14,6 @@ PROMPT = np.dtype(
         ("bucket", np.int16),  # k of the latest group; G = retired
         ("position", np.int32),  # in its bucket's list of members
         ("newest", np.int32),  # row of its newest completion
-        ("count", np.int32),  # completions stored
         ("iteration", np.int32),  # of the latest group
         ("source", np.int32),  # number of its data set's name
         ("saved", np.bool_),  # whether a saved file knows it
@@ -81,10 +80,10 @@ class PromptTable:
         if self.table["bucket"][row] == bucket:
             return
         self._leave_bucket(row)
-        members, columns = self.members[bucket], self.table.columns
-        columns["bucket"][row] = bucket
-        columns["position"][row] = len(members)
-        columns["changed"][row] = True
+        members = self.members[bucket]
+        self.table["bucket"][row] = bucket
+        self.table["position"][row] = len(members)
+        self.table["changed"][row] = True
         members.append(row)
 
     def remove(self, row: int) -> None:
@@ -92,7 +91,7 @@ class PromptTable:
         self._leave_bucket(row)
         if self.table["saved"][row]:
             self.removed.append(self._ids[row])
-        self.table.release(row)
+        self.table.release([row])
         del self._row[self._ids[row]]
         self._ids[row] = None
 
@@ -106,11 +105,10 @@ class PromptTable:
         """Fills an empty table: rows follow the order of the state."""
         self._ids = list(state["ids"])
         self._row = {prompt_id: row for row, prompt_id in enumerate(self._ids)}
-        self.table = Table(PROMPT, len(self._ids))
-        for name in _STATE_COLUMNS:
-            self.table[name][:] = state["columns"][name]
-        self.table["changed"][:] = True
-        bucket, position = self.table["bucket"], self.table["position"]
+        columns = {name: state["columns"][name] for name in _STATE_COLUMNS}
+        self.table = Table(PROMPT, columns, len(self._ids))
+        self.table.fill("changed", True)
+        bucket, position = columns["bucket"], columns["position"]
         order = np.lexsort((position, bucket))
         ends = np.cumsum(np.bincount(bucket, minlength=len(self.members)))
         parts = np.split(order, ends[:-1])
@@ -118,14 +116,13 @@ class PromptTable:
 
     def _leave_bucket(self, row: int) -> None:
         """Fills the place of a prompt with the last member of its bucket."""
-        columns = self.table.columns
-        members = self.members[columns["bucket"][row]]
-        place = int(columns["position"][row])
+        members = self.members[self.table["bucket"][row]]
+        place = int(self.table["position"][row])
         last = members.pop()
         if last != row:
             members[place] = last
-            columns["position"][last] = place
-            columns["changed"][last] = True
+            self.table["position"][last] = place
+            self.table["changed"][last] = True
 
 
 class Members(Set[PromptId]):

@@ -1,7 +1,7 @@
 """Completions at rest: token ids and log-probs in long arrays, the rest in columns."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -21,7 +21,7 @@ NONE = -1
 
 COMPLETION = np.dtype(
     [
-        ("id", np.int64),  # rises with the order of arrival, never used twice
+        ("id", np.int32),  # rises with the order of arrival, never used twice
         ("prompt", np.int32),  # row in the table of prompts
         ("older", np.int32),  # row of the prompt's next older completion
         ("segment", np.int32),  # where its tokens are:
@@ -30,8 +30,8 @@ COMPLETION = np.dtype(
         ("crc", np.uint32),  # of the token ids, for finding duplicates
         ("reward", np.float64),
         ("weights_version", np.int32),
-        ("iteration", np.int32),
         ("truncated", np.bool_),
+        ("iteration", np.int32),
         ("times_replayed", np.int32),
         ("entropy", np.float32),  # latest score, in nats a token; NaN = never scored
         ("nll", np.float32),
@@ -42,11 +42,17 @@ COMPLETION = np.dtype(
 )
 
 _DERIVED = {"older", "saved_in", "changed"}
+_RECORD_FIELDS = (
+    *("segment", "start", "length"),
+    *("reward", "weights_version", "truncated", "iteration"),  # as in `Completion`
+)
 STATE_COLUMNS = [name for name in COMPLETION.names or () if name not in _DERIVED]
 
-SEGMENT_TOKENS = 1 << 20
-_MAX_DEAD_SHARE = 0.1
-_COMPACTIONS_PER_CALL = 4  # bounds the pause after many completions died at once
+_NEWEST = int(np.iinfo(np.int32).max)
+
+SEGMENT_TOKENS = 1 << 18
+_MAX_DEAD_SHARE = 1 / 16  # of a segment; it then is half that on average
+_COMPACTIONS_PER_CALL = 16  # bounds the pause after many completions died at once
 
 
 class Segment:
@@ -70,7 +76,7 @@ class Segment:
         self.used = used
         self.dead = 0
         self.rows = array("i")
-        self.oldest_version = np.iinfo(np.int32).max
+        self.oldest_version = _NEWEST
 
     @classmethod
     def empty(cls, capacity: int) -> "Segment":
@@ -100,8 +106,8 @@ class Segment:
 class CompletionStore:
     """Completions in columns, their tokens in segments.
 
-    Tokens of discarded completions are reclaimed a few segments at a time, so that
-    they stay near a tenth of the tokens stored and no call takes long.
+    A full segment of which more than a sixteenth is dead is copied to the end without
+    its dead. Only a few are copied in one call, so that no call takes long.
 
     Args:
         segment_tokens: capacity of a segment; a longer completion gets its own.
@@ -123,7 +129,7 @@ class CompletionStore:
         self.num_completions = 0
         self.num_tokens = 0
         self.dead_in: dict[int, array[int]] = {}
-        self._num_dead = 0
+        self._sparse: dict[int, None] = {}  # segments to copy, in order
         self._segment_tokens = segment_tokens
         self._spill = spill
         self._head = NONE
@@ -132,47 +138,43 @@ class CompletionStore:
     def __len__(self) -> int:
         return self.num_completions
 
-    def add(self, number: int, prompt: int, older: int, item: Completion) -> int:
-        """Stores one completion.
+    def extend(
+        self, rows: list[int], prompt: int, items: Iterable[Completion], number: int
+    ) -> int:
+        """Stores completions of one prompt, but for those it has already.
 
         Args:
-            number: its id.
-            prompt: row of its prompt.
-            older: row of the prompt's newest completion so far, or NONE.
-            item: the completion.
+            rows: the prompt's completions, oldest first; the new ones are appended.
+            prompt: the prompt's row.
+            items: completions to store, oldest first.
+            number: id for the first one.
 
         Returns:
-            Its row, valid until it is discarded.
+            The next free id.
         """
-        length = len(item)
-        segment = self._segment_with_room(length)
-        start = segment.append(item.token_ids, item.behavior_logp)
-        row = self.table.take(
-            (
-                *(number, prompt, older, self._head, start, length),
-                *(_crc(item.token_ids), item.reward, item.weights_version),
-                *(item.iteration, item.truncated),
-                *(0, np.nan, np.nan, NONE, NONE, False),
-            )
-        )
-        segment.rows.append(row)
-        segment.oldest_version = min(segment.oldest_version, item.weights_version)
-        self.num_completions += 1
-        self.num_tokens += length
-        return row
+        crcs = self.table["crc"][rows].tolist()
+        for item in items:
+            crc = _crc(item.token_ids)
+            if crc in crcs and self._holds(rows, item.token_ids):
+                continue
+            older = rows[-1] if rows else NONE
+            rows.append(self._add(number, prompt, older, crc, item))
+            crcs.append(crc)
+            number += 1
+        return number
 
-    def completion(self, row: int) -> Completion:
-        """Returns a stored completion as a record with arrays of its own."""
-        columns = self.table.columns
-        token_ids, behavior_logp = self._tokens(row)
-        return Completion(
-            token_ids=token_ids.copy(),
-            behavior_logp=behavior_logp.copy(),
-            reward=float(columns["reward"][row]),
-            weights_version=int(columns["weights_version"][row]),
-            truncated=bool(columns["truncated"][row]),
-            iteration=int(columns["iteration"][row]),
-        )
+    def completions(self, rows: list[int]) -> list[Completion]:
+        """Returns stored completions as records with arrays of their own."""
+        records = self.table.rows[rows]
+        fields = (records[name].tolist() for name in _RECORD_FIELDS)
+        items = []
+        for number, start, length, *rest in zip(*fields, strict=True):
+            segment, part = self.segments[number], slice(start, start + length)
+            token_ids = segment.token_ids[part].copy()
+            items.append(
+                Completion(token_ids, segment.behavior_logp[part].copy(), *rest)
+            )
+        return items
 
     def chain(self, newest: int) -> list[int]:
         """Returns the rows of one prompt's completions, oldest first."""
@@ -183,49 +185,42 @@ class CompletionStore:
             newest = int(older[newest])
         return rows[::-1]
 
-    def holds(self, rows: list[int], token_ids: Tokens) -> bool:
-        """Whether one of `rows` has exactly these token ids."""
-        crc, columns = _crc(token_ids), self.table["crc"]
-        return any(
-            columns[row] == crc and np.array_equal(self._tokens(row)[0], token_ids)
-            for row in rows
-        )
+    def relink(self, rows: list[int]) -> None:
+        """Makes `rows`, oldest first, the chain of a prompt."""
+        self.table["older"][rows] = [NONE, *rows[:-1]]
 
-    def discard(self, row: int) -> None:
-        """Forgets a completion; its row may be used again at once."""
-        columns = self.table.columns
-        number, length = int(columns["segment"][row]), int(columns["length"][row])
-        segment = self.segments[number]
-        segment.dead += length
-        self._num_dead += length
-        self.num_completions -= 1
-        self.num_tokens -= length
-        saved_in = int(columns["saved_in"][row])
-        if saved_in != NONE:
-            self.dead_in.setdefault(saved_in, array("q")).append(columns["id"][row])
-        self.table.release(row)
-        if segment.dead == segment.used and number != self._head:
-            self._drop(number)
+    def discard(self, rows: list[int]) -> None:
+        """Forgets completions; their rows may be used again at once."""
+        records = self.table.rows[rows]
+        self.table.release(rows)
+        self.num_completions -= len(rows)
+        self.num_tokens -= int(records["length"].sum())
+        for number, length in zip(
+            records["segment"].tolist(), records["length"].tolist(), strict=True
+        ):
+            self.segments[number].dead += length
+            self._review(number)
+        saved = records[records["saved_in"] != NONE]
+        for file, number in saved[["saved_in", "id"]].tolist():
+            self.dead_in.setdefault(file, array("i")).append(number)
 
     def compact(self) -> None:
         """Reclaims the tokens of discarded completions where they are too many."""
-        for _ in range(_COMPACTIONS_PER_CALL):
-            limit = max(_MAX_DEAD_SHARE * self.num_tokens, self._segment_tokens)
-            if self._num_dead <= limit:
-                return
-            worst = max(self.segments, key=lambda n: self.segments[n].dead)
-            self._move_out(worst)
+        for _ in range(min(len(self._sparse), _COMPACTIONS_PER_CALL)):
+            self._move_out(next(iter(self._sparse)))
 
-    def older_than(self, version: int) -> Iterator[int]:
-        """Yields the rows sampled by weights before `version`; may be discarded."""
+    def older_than(self, version: int) -> list[int]:
+        """Returns the rows sampled by weights before `version`."""
         versions = self.table["weights_version"]
-        for number, segment in list(self.segments.items()):
+        found: list[int] = []
+        for number, segment in self.segments.items():
             if segment.oldest_version < version:
                 rows = self.rows_in(number)
                 old = versions[rows] < version
-                kept = versions[rows[~old]]
-                segment.oldest_version = int(kept.min(initial=np.iinfo(np.int32).max))
-                yield from rows[old].tolist()
+                found += rows[old].tolist()
+                left = versions[rows[~old]]
+                segment.oldest_version = int(left.min(initial=_NEWEST))
+        return found
 
     def get_state(self) -> dict[str, Any]:
         """Returns the live rows, with the segments' tokens as read-only views."""
@@ -250,52 +245,72 @@ class CompletionStore:
             num_prompts: how many prompts there are.
 
         Returns:
-            (num_prompts, 2) int32, the row of each prompt's newest completion and how
-            many it has.
+            (num_prompts,) int32, the row of each prompt's newest completion.
         """
         columns = state["columns"]
         num_rows = len(columns["id"])
-        self.table = Table(COMPLETION, num_rows)
-        for name in STATE_COLUMNS:
-            self.table[name][:] = columns[name]
-        self.table["saved_in"][:] = NONE
+        columns = {name: columns[name] for name in STATE_COLUMNS}
+        self.table = Table(COMPLETION, columns, num_rows)
+        self.table.fill("saved_in", NONE)
         pairs = zip(state["token_ids"], state["behavior_logp"], strict=True)
         for token_ids, behavior_logp in pairs:
             if self._spill is not None:
                 token_ids, behavior_logp = self._spill(token_ids, behavior_logp)
-            self._adopt(Segment(token_ids, behavior_logp, used=len(token_ids)))
+            segment = Segment(token_ids, behavior_logp, used=len(token_ids))
+            rows = np.flatnonzero(columns["segment"] == self._next_segment)
+            self._adopt(segment, rows)
         self.num_completions = num_rows
         self.num_tokens = int(columns["length"].sum(dtype=np.int64))
-        return self._link(num_prompts)
+        return self._link(columns, num_prompts)
 
-    def _adopt(self, segment: Segment) -> None:
-        """Takes in a full segment, with the rows that point at it."""
+    def _adopt(self, segment: Segment, rows: NDArray[np.int64]) -> None:
+        """Takes in a full segment and the rows in it."""
         number, self._next_segment = self._next_segment, self._next_segment + 1
-        rows = np.flatnonzero(self.table["segment"] == number)
         segment.rows = array("i", rows.tolist())
         segment.dead = segment.used - int(self.table["length"][rows].sum())
         versions = self.table["weights_version"][rows]
         segment.oldest_version = int(versions.min(initial=segment.oldest_version))
         self.segments[number] = segment
-        self._num_dead += segment.dead
+        self._review(number)
 
-    def _link(self, num_prompts: int) -> NDArray[np.int32]:
+    def _link(
+        self, columns: Mapping[str, NDArray], num_prompts: int
+    ) -> NDArray[np.int32]:
         """Chains the completions of each prompt by age; see `set_state`."""
-        prompts = self.table["prompt"]
-        order = np.lexsort((self.table["id"], prompts)).astype(np.int32)
+        prompts = columns["prompt"]
+        order = np.lexsort((columns["id"], prompts)).astype(np.int32)
         follows = np.diff(prompts[order], prepend=NONE) == 0
         self.table["older"][order] = np.where(follows, np.roll(order, 1), NONE)
-        links = np.full((num_prompts, 2), (NONE, 0), np.int32)
-        links[prompts[order], 0] = order
-        links[:, 1] = np.bincount(prompts, minlength=num_prompts)
-        return links
+        newest = np.full(num_prompts, NONE, np.int32)
+        newest[prompts[order]] = order
+        return newest
 
-    def _tokens(self, row: int) -> tuple[Tokens, Logps]:
-        columns = self.table.columns
-        segment = self.segments[int(columns["segment"][row])]
-        start = int(columns["start"][row])
-        part = slice(start, start + int(columns["length"][row]))
-        return segment.token_ids[part], segment.behavior_logp[part]
+    def _add(
+        self, number: int, prompt: int, older: int, crc: int, item: Completion
+    ) -> int:
+        length = len(item.token_ids)
+        segment = self._segment_with_room(length)
+        start = segment.append(item.token_ids, item.behavior_logp)
+        version = item.weights_version
+        row = self.table.take(
+            (
+                *(number, prompt, older, self._head, start, length, crc),
+                *(item.reward, version, item.truncated, item.iteration),
+                *(0, np.nan, np.nan, NONE, NONE, False),
+            )
+        )
+        segment.rows.append(row)
+        if version < segment.oldest_version:
+            segment.oldest_version = version
+        self.num_completions += 1
+        self.num_tokens += length
+        return row
+
+    def _holds(self, rows: list[int], token_ids: Tokens) -> bool:
+        """Whether one of `rows` has exactly these token ids."""
+        return any(
+            np.array_equal(item.token_ids, token_ids) for item in self.completions(rows)
+        )
 
     def _segment_with_room(self, length: int) -> Segment:
         if self._head == NONE or self.segments[self._head].room < length:
@@ -307,25 +322,34 @@ class CompletionStore:
         self.segments[self._head] = Segment.empty(capacity)
         self._next_segment += 1
         if full != NONE:
-            self._seal(full)
-
-    def _seal(self, number: int) -> None:
-        """Drops a full segment if nothing in it is alive, or spills it."""
-        segment = self.segments[number]
-        if segment.dead == segment.used:
-            self._drop(number)
-        elif self._spill is not None:
+            self._review(full)
+        if full in self.segments and self._spill is not None:
+            segment = self.segments[full]
             segment.token_ids, segment.behavior_logp = self._spill(*segment.written())
 
+    def _review(self, number: int) -> None:
+        """Drops a full segment if it is dead, marks it if it is sparse."""
+        segment = self.segments[number]
+        if number == self._head:
+            return
+        if segment.dead == segment.used:
+            self._drop(number)
+        elif segment.dead > _MAX_DEAD_SHARE * segment.used:
+            self._sparse[number] = None
+
     def _drop(self, number: int) -> None:
-        self._num_dead -= self.segments.pop(number).dead
+        del self.segments[number]
+        self._sparse.pop(number, None)
 
     def rows_in(self, number: int) -> NDArray[np.int64]:
         """Returns the live rows of a segment in the order of their tokens."""
-        rows = np.unique(np.array(self.segments[number].rows, dtype=np.int64))
-        columns = self.table.columns
-        rows = rows[(columns["id"][rows] >= 0) & (columns["segment"][rows] == number)]
-        return rows[np.argsort(columns["start"][rows])]
+        rows = np.array(self.segments[number].rows, dtype=np.int64)
+        table = self.table
+        rows = rows[(table["id"][rows] >= 0) & (table["segment"][rows] == number)]
+        starts = table["start"][rows]
+        order = np.argsort(starts)
+        # A row that was used twice in the segment is listed twice.
+        return rows[order[np.diff(starts[order], prepend=-1) > 0]]
 
     def gather(self, number: int, rows: NDArray[np.int64]) -> tuple[Tokens, Logps]:
         """Returns the tokens of some rows of one segment, one row after the other.
@@ -335,24 +359,24 @@ class CompletionStore:
             rows: rows in it, in the order of their tokens.
         """
         token_ids, behavior_logp = self.segments[number].written()
-        starts, lengths = self.table["start"][rows], self.table["length"][rows]
-        if int(lengths.sum()) == len(token_ids):
-            return token_ids, behavior_logp
-        edges = np.zeros(len(token_ids) + 1, np.int8)
-        edges[starts] += 1
-        edges[starts + lengths] -= 1
-        wanted = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
-        return token_ids[wanted], behavior_logp[wanted]
+        starts = self.table["start"][rows]
+        ends = starts + self.table["length"][rows]
+        # Neighbours are copied in one go: few are missing from a segment.
+        first = np.append(True, starts[1:] != ends[:-1])
+        last = np.append(first[1:], True)
+        runs = list(map(slice, starts[first].tolist(), ends[last].tolist()))
+        if len(runs) == 1:
+            return token_ids[runs[0]], behavior_logp[runs[0]]
+        return (
+            np.concatenate([token_ids[run] for run in runs]),
+            np.concatenate([behavior_logp[run] for run in runs]),
+        )
 
     def _move_out(self, number: int) -> None:
         """Copies what is alive in a segment to the head and drops the segment."""
-        if number == self._head:
-            self._open_segment(self._segment_tokens)
-            if number not in self.segments:
-                return
         rows = self.rows_in(number)
         token_ids, behavior_logp = self.gather(number, rows)
-        ends = np.cumsum(self.table["length"][rows], dtype=np.int64)
+        ends = np.cumsum(self.table["length"][rows])
         done, offset = 0, 0
         while done < len(rows):
             head = self._segment_with_room(int(ends[done]) - offset)
@@ -365,12 +389,12 @@ class CompletionStore:
 
     def _relocate(self, rows: NDArray[np.int64], start: int) -> None:
         """Points rows at the head, where their tokens lie in order from `start`."""
-        head, columns = self.segments[self._head], self.table.columns
-        lengths = columns["length"][rows]
-        columns["segment"][rows] = self._head
-        columns["start"][rows] = start + np.cumsum(lengths) - lengths
+        head, table = self.segments[self._head], self.table
+        lengths = table["length"][rows]
+        table["segment"][rows] = self._head
+        table["start"][rows] = start + np.cumsum(lengths) - lengths
         head.rows.extend(rows.tolist())
-        versions = columns["weights_version"][rows]
+        versions = table["weights_version"][rows]
         head.oldest_version = min(head.oldest_version, int(versions.min()))
 
 

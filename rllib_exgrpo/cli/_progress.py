@@ -1,0 +1,126 @@
+"""What the terminal shows while a run goes on and when it has ended."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from rllib_exgrpo.metric_names import value_of
+
+LEGEND = """\
+pass rate: correct share of the step's fresh completions.  held-out: pass@1 on the
+evaluation problems, ± standard error.  buffer, retired: prompts with stored successes,
+prompts solved for good.  replayed: prompts of the step.  left: until the run stops."""
+
+_HEADER = (
+    "  step  pass rate    held-out %  buffer  retired  replayed  tokens/s  s/step     left"
+)
+_LINES_PER_HEADER = 40
+_RECENT_STEPS = 10
+_GROWS_STEADILY = (
+    "training_iteration",
+    "time_total_s",
+    "*num_env_steps_sampled_lifetime",
+    "*num_episodes_lifetime",
+)
+
+
+class Progress:
+    """Turns results into lines of text.
+
+    Args:
+        stop: metric path to the value that ends the run.
+    """
+
+    def __init__(self, stop: Mapping[str, float]) -> None:
+        self._stop = {
+            path: value
+            for path, value in stop.items()
+            if any(fnmatch(path, pattern) for pattern in _GROWS_STEADILY)
+        }
+        zero = dict.fromkeys(self._stop, 0.0)
+        self._recent = deque([(0.0, zero)], maxlen=_RECENT_STEPS + 1)
+        self._num_lines = 0
+
+    def lines(self, result: Mapping[str, Any]) -> list[str]:
+        """Returns what to print for a training step."""
+        lines = []
+        if self._num_lines % _LINES_PER_HEADER == 0:
+            lines.append(_HEADER)
+        self._num_lines += 1
+        if "evaluation_at_start" in result:
+            held_out = format_pass_at_1(result["evaluation_at_start"])
+            lines.append(f"{0:6d}  {'':9}  {held_out:>12}")
+        return [*lines, self._step_line(result)]
+
+    def _step_line(self, result: Mapping[str, Any]) -> str:
+        runners, replay = result["env_runners"], result["replay"]
+        return (
+            f"{result['training_iteration']:6d}"
+            f"  {100 * runners['pass_rate']:7.1f} %"
+            f"  {format_pass_at_1(result.get('evaluation', {})):>12}"
+            f"  {replay['prompts']:6,.0f}"
+            f"  {replay['retired']:7,.0f}"
+            f"  {replay['num_prompts_replayed']:8,.0f}"
+            f"  {runners['tokens_per_second']:8,.0f}"
+            f"  {result['time_this_iter_s']:6.1f}"
+            f"  {format_duration(self.seconds_left(result)):>7}"
+        )
+
+    def seconds_left(self, result: Mapping[str, Any]) -> float:
+        """Estimates the time to the end from the latest steps.
+
+        Returns:
+            Seconds; NaN where no stop criterion grows steadily.
+        """
+        now = result["time_total_s"]
+        values = {path: float(value_of(result, path) or 0.0) for path in self._stop}
+        self._recent.append((now, values))
+        then, old = self._recent[0]
+        estimates = [
+            (end - values[path]) * (now - then) / (values[path] - old[path])
+            for path, end in self._stop.items()
+            if values[path] > old[path]
+        ]
+        return max(0.0, min(estimates)) if estimates else math.nan
+
+
+def format_pass_at_1(evaluation: Mapping[str, Any]) -> str:
+    """Returns pass@1 and its standard error in per cent; empty if there is none."""
+    if "pass_at_1" not in evaluation:
+        return ""
+    value, error = evaluation["pass_at_1"], evaluation.get("pass_at_1_stderr", math.nan)
+    return f"{100 * value:.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a time to the precision that a reader needs; "?" for NaN."""
+    if math.isnan(seconds):
+        return "?"
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def outcome(results: Sequence[Mapping[str, Any]]) -> str:
+    """Tells held-out pass@1 before and after training."""
+    first = next((r["evaluation_at_start"] for r in results
+                  if "evaluation_at_start" in r), None)  # fmt: skip
+    evaluated = [r for r in results if "evaluation" in r]
+    if not evaluated:
+        return "Held-out pass@1 was not measured after training: the run had no " + (
+            "evaluation that early." if first else "`evaluation_interval`."
+        )
+    last, step = evaluated[-1]["evaluation"], evaluated[-1]["training_iteration"]
+    after = f"{format_pass_at_1(last)} % after {step} steps"
+    if first is None:
+        return f"Held-out pass@1: {after}."
+    gain = 100 * (last["pass_at_1"] - first["pass_at_1"])
+    return (
+        f"Held-out pass@1: {format_pass_at_1(first)} % before, {after}: "
+        f"{gain:+.1f} points."
+    )

@@ -1,0 +1,65 @@
+"""Starts Ray for one command, quietly and with room for what the command needs."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from rllib_exgrpo.cli._errors import CommandError
+from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+
+
+@contextmanager
+def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
+    """Starts Ray on this machine, or joins the cluster named by `RAY_ADDRESS`.
+
+    Yields:
+        The resources that the algorithm needs, by name.
+
+    Raises:
+        CommandError: if there are not as many.
+    """
+    quieten()
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    needs = ExGRPO.default_resource_request(config).required_resources
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False, logging_level="critical")
+    else:
+        ray.init(
+            address="local",
+            # Processes may outnumber cores: they wait for each other in turns.
+            num_cpus=max(os.cpu_count() or 1, int(needs.get("CPU", 1))),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="critical",
+        )
+    try:
+        _check_room(needs)
+        yield needs
+    finally:
+        ray.shutdown()
+
+
+def quieten() -> None:
+    """Silences Ray, RLlib and Tune; what goes wrong is told by this command."""
+    warnings.filterwarnings("ignore")
+    for name in ("ray", "ray.rllib", "ray.tune"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune's new output ignores `verbose=0`
+
+
+def _check_room(needs: Mapping[str, float]) -> None:
+    there = ray.cluster_resources()
+    for name, amount in needs.items():
+        if amount > there.get(name, 0):
+            raise CommandError(
+                f"the run needs {amount:g} {name}s and there are "
+                f"{there.get(name, 0):g}. Change `num_env_runners`, `num_learners` and "
+                f"their `num_gpus_per_env_runner` and `num_gpus_per_learner`, or set "
+                "RAY_ADDRESS to a cluster that is large enough."
+            )

@@ -1,0 +1,166 @@
+"""Runs an experiment as one Tune trial, and tells what came of it."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.experiment import Trial
+
+from rllib_exgrpo.cli._errors import CommandError, error_summary
+from rllib_exgrpo.cli._experiment import Experiment
+from rllib_exgrpo.cli._progress import LEGEND, Progress, format_duration, outcome
+from rllib_exgrpo.cli._ray import ray_started
+from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.learning_curve import LearningCurve, save_plot
+
+_TRIAL_FOLDER = "trial"
+_TRACEBACK_LINES = 8
+_INTERRUPTED = 130  # as shells report an end by Ctrl-C
+
+
+class _Reporter(tune.Callback):
+    """Prints a line a step and keeps the results."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.results: list[Mapping[str, Any]] = []
+        self.status = Trial.PENDING
+        self._progress = progress
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Prints the progress."""
+        self.results.append(result)
+        print(*self._progress.lines(result), sep="\n", flush=True)
+
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        """Remembers how the trial ended."""
+        self.status = trials[0].status
+
+
+def run_experiment(
+    experiment: Experiment, *, storage_path: str, checkpoint_freq: int = 0
+) -> int:
+    """Trains until a stop criterion is met.
+
+    Args:
+        experiment: a checked one.
+        storage_path: local folder for the run's own folder.
+        checkpoint_freq: steps between checkpoints; 0 saves only the last.
+
+    Returns:
+        The exit code: 0, or 130 if the run was interrupted.
+
+    Raises:
+        CommandError: if the machine is too small, or the run failed, with the cause.
+    """
+    folder = _new_folder(storage_path, experiment.name)
+    reporter = _Reporter(Progress(experiment.stop))
+    started = time.monotonic()
+    _print_start(experiment, folder)
+    with ray_started(experiment.config):
+        result = _tuner(experiment, folder, reporter, checkpoint_freq).fit()[0]
+    plot = _plot(reporter.results, experiment.name, folder)
+    if result.error is not None:
+        raise CommandError(_failure(result.error, reporter.results, folder), 1)
+    interrupted = reporter.status != Trial.TERMINATED
+    _print_end(reporter.results, result.checkpoint, folder, plot, started)
+    return _INTERRUPTED if interrupted else 0
+
+
+def _new_folder(storage_path: str, name: str) -> Path:
+    """Returns a folder that does not exist: results of two runs never mix."""
+    if "://" in storage_path:
+        raise CommandError(
+            f"--storage-path is {storage_path!r}; give a folder of this machine."
+        )
+    parent = Path(storage_path).expanduser()
+    folder, number = parent / name, 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def _tuner(
+    experiment: Experiment, folder: Path, reporter: _Reporter, checkpoint_freq: int
+) -> tune.Tuner:
+    return tune.Tuner(
+        ExGRPO,
+        param_space=experiment.config,
+        tune_config=tune.TuneConfig(
+            trial_name_creator=lambda trial: experiment.name,
+            trial_dirname_creator=lambda trial: _TRIAL_FOLDER,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent.resolve()),
+            stop=dict(experiment.stop),
+            callbacks=[reporter],
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_at_end=True, checkpoint_frequency=checkpoint_freq
+            ),
+        ),
+    )
+
+
+def _print_start(experiment: Experiment, folder: Path) -> None:
+    config = experiment.config
+    env = getattr(config.env, "__name__", config.env)
+    until = " or ".join(
+        f"{path} reaches {value:,g}" for path, value in experiment.stop.items()
+    )
+    print(f"Training {config.model_name_or_path} on {env} until {until}.")
+    print(f"Results go to {folder}. Starting Ray, engines and learners ...")
+    print(f"\n{LEGEND}\n", flush=True)
+
+
+def _plot(
+    results: Sequence[Mapping[str, Any]], label: str, folder: Path
+) -> Path | None:
+    if not any({"evaluation", "evaluation_at_start"} & r.keys() for r in results):
+        return None
+    curve = LearningCurve.from_results(results, label)
+    return save_plot([curve], folder / "learning_curve.png")
+
+
+def _print_end(
+    results: Sequence[Mapping[str, Any]],
+    checkpoint: tune.Checkpoint | None,
+    folder: Path,
+    plot: Path | None,
+    started: float,
+) -> None:
+    print(f"\n{outcome(results)}\n")
+    print(f"Time        {format_duration(time.monotonic() - started)}")
+    print(f"Results     {folder}")
+    if plot is not None:
+        print(f"Plot        {plot}")
+    if checkpoint is not None:
+        path = os.path.relpath(checkpoint.path)
+        print(f"Checkpoint  {path}")
+        print(f"\nEvaluate it again with `rllib evaluate {path}`.")
+
+
+def _failure(
+    error: BaseException, results: Sequence[Mapping[str, Any]], folder: Path
+) -> str:
+    """Tells when and why the trial failed, with the end of the remote traceback."""
+    when = f"after step {len(results)}" if results else "before the end of step 1"
+    lines = str(error).rstrip().splitlines()
+    end = "\n".join(f"    {line}" for line in lines[-_TRACEBACK_LINES:])
+    return (
+        f"the run failed {when}: {error_summary(error)}\n"
+        f"The traceback ends with\n{end}\n"
+        f"All of it is in {folder / _TRIAL_FOLDER / 'error.txt'}."
+    )

@@ -1,0 +1,166 @@
+"""Learning curves: held-out pass@1 against completions sampled, as a picture.
+
+Completions are what sampling costs. A replayed prompt needs one completion fewer than
+a fresh one, so runs with and without replay are not compared by steps.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_COMPLETIONS = "num_env_steps_sampled_lifetime"
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The evaluations of one run.
+
+    Attributes:
+        label: name in the legend.
+        completions: (N,) completions sampled for training before each evaluation.
+        pass_at_1: (N,) held-out pass@1, from 0 to 1.
+        stderr: (N,) its standard error over the problems; NaN if unknown.
+        replay_start: completions sampled before the first step that replayed; None if
+            none did.
+    """
+
+    label: str
+    completions: NDArray[np.float64]
+    pass_at_1: NDArray[np.float64]
+    stderr: NDArray[np.float64]
+    replay_start: float | None = None
+
+    @classmethod
+    def from_results(cls, results: Sequence[Mapping[str, Any]], label: str) -> Any:
+        """Reads the evaluations out of the results of a run, in their order.
+
+        Args:
+            results: nested result dicts, as `train()` returns them.
+            label: name in the legend.
+
+        Raises:
+            ValueError: if none of them holds an evaluation.
+        """
+        points = list(_evaluations(results))
+        if not points:
+            raise ValueError(
+                f"The run {label!r} holds no evaluation to draw. Set "
+                "`evaluation_interval` in its config, and train on."
+            )
+        return cls(label, *np.array(points).T, replay_start=_replay_start(results))
+
+
+def _evaluations(
+    results: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[float, float, float]]:
+    """Yields completions, pass@1 and standard error of each evaluation."""
+    for result in results:
+        now = float(result["env_runners"][_COMPLETIONS])
+        for key, completions in (("evaluation_at_start", 0.0), ("evaluation", now)):
+            evaluation = result.get(key, {})
+            if "pass_at_1" in evaluation:
+                stderr = evaluation.get("pass_at_1_stderr", float("nan"))
+                yield completions, evaluation["pass_at_1"], stderr
+
+
+def _replay_start(results: Sequence[Mapping[str, Any]]) -> float | None:
+    before = 0.0
+    for result in results:
+        if result.get("replay", {}).get("num_prompts_replayed", 0) > 0:
+            return before
+        before = float(result["env_runners"][_COMPLETIONS])
+    return None
+
+
+def read_results(run: str | Path) -> list[dict[str, Any]]:
+    """Reads the results of a run that Tune has written.
+
+    Args:
+        run: a `result.json`, or a folder that holds exactly one, however deep.
+
+    Returns:
+        One nested dict a training step. A last line that is still being written is
+        left out.
+
+    Raises:
+        ValueError: if there is no such file, or more than one.
+    """
+    run = Path(run)
+    files = [run] if run.is_file() else sorted(run.rglob("result.json"))
+    if len(files) != 1:
+        found = ", ".join(map(str, files)) or "none"
+        raise ValueError(
+            f"{run} must be a run's result.json, or a folder with exactly one; found "
+            f"{found}."
+        )
+    lines = files[0].read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def save_plot(curves: Sequence[LearningCurve], path: str | Path) -> Path:
+    """Draws learning curves, each with a band of one standard error on either side.
+
+    Args:
+        curves: one a run.
+        path: of the PNG, which is replaced in one go.
+
+    Returns:
+        The path.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)  # needs no display and leaves the user's backend alone
+    _draw(figure.add_subplot(), curves)
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    figure.savefig(unfinished, format="png", dpi=160)
+    unfinished.replace(path)
+    return path
+
+
+def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
+    for index, curve in enumerate(curves):
+        _draw_curve(axes, curve, f"C{index}")
+    axes.set_title("Held-out pass@1 while training", loc="left", fontsize=11)
+    axes.set_xlabel("completions sampled for training")
+    axes.set_ylabel("held-out pass@1 (%)")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        frameon=False,
+        loc="lower right",
+        title="line: mean; band: ±1 standard error",
+        title_fontsize="small",
+    )
+
+
+def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
+    mean, error = 100 * curve.pass_at_1, 100 * curve.stderr
+    axes.plot(
+        curve.completions,
+        mean,
+        color=color,
+        marker="o",
+        markersize=4,
+        label=f"{curve.label} ({mean[0]:.1f} → {mean[-1]:.1f} %)",
+    )
+    axes.fill_between(
+        curve.completions, mean - error, mean + error, color=color, alpha=0.18, lw=0
+    )
+    if curve.replay_start is not None:
+        axes.axvline(
+            curve.replay_start,
+            color=color,
+            linestyle=":",
+            label=f"{curve.label}: replay starts",
+        )

@@ -1,0 +1,31 @@
+"""Shared fixtures. The environment is set before torch or ray are imported."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "disabled")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A local Ray with more logical CPUs than the machine may have."""
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder with the real inputs; tests that need it skip where it is absent."""
+    path = Path(os.environ.get("EXGRPO_SHARED", Path(__file__).parents[2] / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"no shared inputs at {path}")
+    return path

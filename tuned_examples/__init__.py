@@ -1,0 +1,1 @@
+"""Configurations that are known to work: `rllib example list` shows them."""
