@@ -42,8 +42,8 @@ class CountdownEnv(GeneratedEnv):
         low, high = self.config["num_numbers"]
         if not 2 <= low <= high <= 8:
             raise ValueError(
-                f"`num_numbers` is {(low, high)}; give the fewest and the most numbers, "
-                "between 2 and 8."
+                f"`num_numbers` is {(low, high)}; give the fewest and the most "
+                "numbers, between 2 and 8."
             )
         for name in ("max_number", "max_target"):
             if self.config[name] < 1:

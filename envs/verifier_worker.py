@@ -25,6 +25,15 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 1.0
 
+# Imports SymPy, and fills the grammar's tables, which all workers then inherit.
+_WARM_UP = (
+    ("x+1", r"\frac{2x+2}{2}"),
+    (r"\sqrt{2}+\sqrt[3]{5}", r"2^{1/2}+\log_2 8"),
+    (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)!"),
+    (r"\binom{n}{2}-\lfloor n/2 \rfloor", r"\frac{n(n-1)}{2}"),
+    (r"(-\infty,0)\cup(0,\infty)", r"\mathbb{R}\setminus\{0\}"),
+)
+
 Verifier = Callable[[Any, Any], Any]
 
 
@@ -101,7 +110,8 @@ def _load_verifier() -> Verifier:
     module = importlib.import_module(f"{package.__name__}.math_verifier")
     logging.disable(logging.CRITICAL)  # math-verify logs whole completions
     verify: Verifier = module.verify_math
-    verify("x+1", r"\boxed{\frac{2x+2}{2}}")  # imports SymPy and builds the grammar
+    for gold, answer in _WARM_UP:
+        verify(gold, rf"\boxed{{{answer}}}")
     gc.freeze()
     return verify
 

@@ -439,7 +439,8 @@ class ExGRPOConfig(AlgorithmConfig):
         Raises:
             ValueError: for an unknown name, with the nearest right one.
         """
-        special = {"multiagent", "callbacks", "_enable_new_api_stack"}
+        # "class" is in configs that come from a checkpoint.
+        special = {"multiagent", "callbacks", "_enable_new_api_stack", "class"}
         settings = dict(config_dict)  # RLlib also passes a whole AlgorithmConfig
         for key in settings:
             name = self._translate_special_keys(key, warn_deprecated=False)

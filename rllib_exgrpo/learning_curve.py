@@ -120,6 +120,12 @@ def save_plot(curves: Sequence[LearningCurve], path: str | Path) -> Path:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display and leaves the user's backend alone
     _draw(figure.add_subplot(), curves)
+    figure.legend(
+        frameon=False,
+        fontsize="small",
+        loc="outside lower left",
+        ncols=min(2, len(curves)),
+    )
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     figure.savefig(unfinished, format="png", dpi=160)
     unfinished.replace(path)
@@ -129,19 +135,15 @@ def save_plot(curves: Sequence[LearningCurve], path: str | Path) -> Path:
 def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
     for index, curve in enumerate(curves):
         _draw_curve(axes, curve, f"C{index}")
-    axes.set_title("Held-out pass@1 while training", loc="left", fontsize=11)
+    axes.set_title(
+        "Held-out pass@1 (band: ±1 standard error)", loc="left", fontsize="medium"
+    )
     axes.set_xlabel("completions sampled for training")
     axes.set_ylabel("held-out pass@1 (%)")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        frameon=False,
-        loc="lower right",
-        title="line: mean; band: ±1 standard error",
-        title_fontsize="small",
-    )
 
 
 def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:

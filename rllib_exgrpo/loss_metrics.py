@@ -1,6 +1,5 @@
 """What an update did, as sums that add up over micro-batches and learners."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,12 +22,13 @@ class UpdateTotals:
         logp_diff_max: largest |current - behavior log-prob| of a fresh token.
     """
 
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: dict[str, float] = field(default_factory=dict)
     logp_diff_max: float = 0.0
 
     def add(self, other: "UpdateTotals") -> None:
         """Merges the totals of other rows into these."""
-        self.sums.update(other.sums)
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
         self.logp_diff_max = max(self.logp_diff_max, other.logp_diff_max)
 
 
@@ -78,7 +78,7 @@ def token_totals(
         "replayed/pull": pull[replayed].sum(),
     }
     return UpdateTotals(
-        Counter({name: float(value) for name, value in sums.items()}),
+        {name: float(value) for name, value in sums.items()},
         float(logp_diff.max()) if logp_diff.numel() else 0.0,
     )
 

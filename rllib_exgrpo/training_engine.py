@@ -79,7 +79,7 @@ class GuardedAdamW(torch.optim.AdamW):
         self.last_result = StepResult(grad_norm=math.nan, applied=False)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Applies the accumulated gradients, or skips them."""
         norm = self._clip() if self.norm_of_shards is None else self.norm_of_shards()
         applied = self.rules.allows(norm)
@@ -96,7 +96,7 @@ class GuardedAdamW(torch.optim.AdamW):
 class TrainingEngine(Protocol):
     """Parameters, gradients and optimiser of one learner."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: GuardedAdamW
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the policy."""

@@ -1,7 +1,10 @@
 """The contract of every text environment."""
 
 import pickle
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -193,3 +196,21 @@ def test_gymnasium_make_passes_settings_as_keywords():
     env = gym.make("test/Arithmetic-v0", num_problems=3, split="heldout")
     assert len(env.unwrapped.prompt_ids) == 3
     assert env.reset(seed=0)[1]["source"] == "arithmetic"
+
+
+def test_the_environments_are_light_to_import():
+    """Loads every module under a name of its own, as the parent package has Ray."""
+    script = f"""
+import importlib, pathlib, sys, types
+folder = pathlib.Path({str(Path(__file__).parent.parent / "envs")!r})
+package = sys.modules["light"] = types.ModuleType("light")
+package.__path__ = [str(folder)]
+for file in folder.glob("*.py"):
+    importlib.import_module("light." + file.stem)
+heavy = "ray torch vllm transformers sympy math_verify pyarrow".split()
+print([name for name in heavy if name in sys.modules])
+"""
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

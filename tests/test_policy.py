@@ -29,7 +29,10 @@ def rows():
     prompts = [generator.integers(0, 60, n).astype(np.int32) for n in (3, 9, 1, 5)]
     completions = [
         Completion(
-            generator.integers(0, 60, n).astype(np.int32), np.zeros(n, np.float32), 1.0, 0
+            generator.integers(0, 60, n).astype(np.int32),
+            np.zeros(n, np.float32),
+            1.0,
+            0,
         )
         for n in (4, 1, 7, 2)
     ]

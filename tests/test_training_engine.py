@@ -17,7 +17,14 @@ def sharded_results(request, tmp_path_factory):
     out, size = tmp_path_factory.mktemp("deepspeed"), request.param
     ranks = [
         subprocess.Popen(
-            [sys.executable, worker.__file__, str(r), str(size), str(out / "init"), out],
+            [
+                sys.executable,
+                worker.__file__,
+                str(r),
+                str(size),
+                str(out / "init"),
+                out,
+            ],
             cwd=Path(__file__).parents[1],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -42,7 +49,9 @@ def plain_training(num_updates):
     )
     norms = []
     for update in range(num_updates):
-        loss = sum(worker.piece_loss(model(x), y) for x, y in worker.make_batches(update))
+        loss = sum(
+            worker.piece_loss(model(x), y) for x, y in worker.make_batches(update)
+        )
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         optimizer.step()
@@ -94,7 +103,9 @@ def test_the_torch_engine_trains_like_plain_pytorch():
     engine = TorchEngine(model, lr=1e-2, rules=UpdateRules(grad_clip=0.5))
     norms = worker.train(engine, 0, 1, range(3))
     expected, expected_norms = plain_training(3)
-    np.testing.assert_allclose(worker.full_parameters(engine, model), expected, atol=1e-7)
+    np.testing.assert_allclose(
+        worker.full_parameters(engine, model), expected, atol=1e-7
+    )
     assert norms == pytest.approx(expected_norms)
 
 

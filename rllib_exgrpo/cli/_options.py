@@ -72,8 +72,10 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     settings = dict(args.config)
     if args.seed is not None:
         settings["seed"] = args.seed
+    experiment = experiment.changed(settings, args.stop, args.name)
+    print("Checking settings, environment and prompts ...", flush=True)
     return run_experiment(
-        experiment.changed(settings, args.stop, args.name).checked(),
+        experiment.checked(),
         storage_path=args.storage_path,
         checkpoint_freq=args.checkpoint_freq,
     )

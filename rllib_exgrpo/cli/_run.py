@@ -73,6 +73,8 @@ def run_experiment(
     if result.error is not None:
         raise CommandError(_failure(result.error, reporter.results, folder), 1)
     interrupted = reporter.status != Trial.TERMINATED
+    if interrupted:
+        print(f"\nInterrupted after {len(reporter.results)} steps.")
     _print_end(reporter.results, result.checkpoint, folder, plot, started)
     return _INTERRUPTED if interrupted else 0
 
@@ -146,10 +148,12 @@ def _print_end(
     print(f"Results     {folder}")
     if plot is not None:
         print(f"Plot        {plot}")
-    if checkpoint is not None:
-        path = os.path.relpath(checkpoint.path)
-        print(f"Checkpoint  {path}")
-        print(f"\nEvaluate it again with `rllib evaluate {path}`.")
+    if checkpoint is None:
+        print("Checkpoint  none; `--checkpoint-freq N` saves one every N steps")
+        return
+    path = os.path.relpath(checkpoint.path)
+    print(f"Checkpoint  {path}")
+    print(f"\nEvaluate it again with `rllib evaluate {path}`.")
 
 
 def _failure(

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with as_command_error("the evaluation cannot start"):
         config.copy(copy_frozen=False).validate()
         open_prompts(config)
+    print(f"Evaluating {args.checkpoint}. Starting Ray and the engine ...", flush=True)
     with ray_started(config) as needs:
         # In a worker, whose threads Ray limits and whose chatter it keeps.
         task = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(evaluate)
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         except ray.exceptions.RayError as error:
             reason = error_summary(error)
             raise CommandError(f"the evaluation failed: {reason}", 1) from error
-    _print_table(args.checkpoint, config, metrics)
+    _print_table(config, metrics)
     if args.output:
         Path(args.output).write_text(json.dumps(metrics, indent=2) + "\n")
         print(f"Written to {args.output}.")
@@ -148,15 +149,14 @@ def evaluate(checkpoint: str, config_state: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _print_table(name: str, config: Any, metrics: Mapping[str, float]) -> None:
+def _print_table(config: Any, metrics: Mapping[str, float]) -> None:
     env = getattr(config.env, "__name__", config.env)
     temperature = config.evaluation_temperature
     how = "greedy" if temperature == 0 else f"at temperature {temperature:g}"
     rows = {
-        "Checkpoint": name,
         "Problems": f"{metrics['num_prompts']:.0f} of {env} {config.env_config}",
         "Samples": f"{config.evaluation_samples_per_prompt} a problem, {how}",
-        "pass@1": f"{format_pass_at_1(metrics)} % (± standard error over problems)",
+        "pass@1": f"{format_pass_at_1(metrics)} % (± standard error over the problems)",
         "Length": f"{metrics['completion_length_mean']:.1f} tokens on average",
         "Truncated": f"{100 * metrics['truncated_fraction']:.1f} % of completions",
     }

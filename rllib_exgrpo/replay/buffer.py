@@ -543,6 +543,13 @@ class ReplayBuffer:
         newest = self.store.set_state(state["completions"], num_prompts)
         self.prompts.table["newest"][np.arange(num_prompts)] = newest
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"knobs": self.knobs, "state": ReplayBuffer.get_state(self)}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        ReplayBuffer.__init__(self, **pickled["knobs"])
+        self.set_state(pickled["state"])
+
 
 _KNOBS = list(inspect.signature(ReplayBuffer).parameters)
 

@@ -1,0 +1,129 @@
+import pytest
+
+from rllib_exgrpo import ExGRPOConfig
+from rllib_exgrpo.envs import ArithmeticEnv
+from rllib_exgrpo.exgrpo import open_prompts
+
+
+def config_with(**knobs):
+    config = ExGRPOConfig().environment(ArithmeticEnv)
+    for name, value in knobs.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "remedy"),
+    [
+        ("group_size", 1, "a group needs at least 2"),
+        ("replay_ratio", 1.5, "a number from 0 .* to 1"),
+        ("replay_ratio", -0.1, "a number from 0 .* to 1"),
+        ("replay_start_pass_rate", 1.0, "None to start at once"),
+        ("shaping_beta", 0.0, "or None to turn it off"),
+        ("clip_eps", -0.2, "above 0"),
+        ("temperature", 0.0, "above 0"),
+        ("success_threshold", 0.0, "above 0 and at most 1"),
+        ("loss_aggregation", "mean", "'completion_mean', 'completion_sum'"),
+        ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
+        ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
+        ("zero_stage", 4, "None, 0, 1, 2, 3"),
+        ("prompts_per_update", 0, "at least 1"),
+        ("max_completion_tokens", 0, "at least 1"),
+        ("plain_template", "Q:", "placeholder {prompt}"),
+        ("model_name_or_path", "./no/such/model", "no such folder"),
+        ("evaluation_temperature", -1.0, "0 \\(greedy\\) or more"),
+    ],
+)
+def test_bad_values_are_refused_with_knob_value_and_remedy(knob, value, remedy):
+    with pytest.raises(ValueError, match=remedy) as caught:
+        config_with(**{knob: value}).validate()
+    assert f"`{knob}`" in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+def test_divisibility_is_explained_in_prompts():
+    config = config_with(prompts_per_step=6, prompts_per_update=4)
+    with pytest.raises(ValueError, match="both count prompts.*4 or 8 would do"):
+        config.validate()
+
+
+def test_several_learners_need_a_zero_stage():
+    config = config_with(num_learners=2)
+    with pytest.raises(ValueError, match="`zero_stage` is None.*`num_learners`=2"):
+        config.validate()
+
+
+def test_replay_buffer_knobs_are_checked():
+    with pytest.raises(ValueError, match="'sigm': did you mean 'sigma'"):
+        config_with(replay_buffer_config={"sigm": 1.0}).validate()
+    with pytest.raises(ValueError, match="`completion_selection` is 'best'"):
+        config_with(replay_buffer_config={"completion_selection": "best"}).validate()
+
+
+def test_unknown_settings_in_a_dict_are_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="did you mean `replay_ratio`"):
+        ExGRPOConfig().update_from_dict({"replay_ration": 0.25})
+    config = ExGRPOConfig().update_from_dict({"replay_ratio": 0.25, "lr": 1e-5})
+    assert (config.replay_ratio, config.lr) == (0.25, 1e-5)
+
+
+def test_the_defaults_are_the_papers():
+    config = ExGRPOConfig()
+    assert config.prompts_per_step == 128
+    assert config.prompts_per_update == 64  # two optimiser updates a step
+    assert config.group_size == 8
+    assert config.replay_ratio == 0.5
+    assert config.replay_start_pass_rate == 0.35
+    assert config.shaping_beta == 0.1
+    assert config.clip_eps == 0.2
+    assert config.lr == 1e-6
+    assert config.entropy_coeff == 0.001
+    assert config.grad_clip == 1.0
+    assert config.skip_above_grad_norm == 500
+    assert (config.max_prompt_tokens, config.max_completion_tokens) == (1024, 8192)
+    assert ExGRPOConfig.preset("paper").to_dict() == config.to_dict()
+
+
+def test_presets():
+    official = ExGRPOConfig.preset("official_code")
+    assert not official.collect_before_start
+    assert official.loss_aggregation == "completion_sum"
+    assert official.retired_prompts == "until_pass_ends"
+    assert not official.build_replay_buffer().mark_failed
+    assert ExGRPOConfig.preset("on_policy").replay_ratio == 0
+    with pytest.raises(ValueError, match="`preset` is 'grpo'"):
+        ExGRPOConfig.preset("grpo")
+
+
+def test_clipping_of_fresh_tokens_ends_when_replay_starts():
+    config = ExGRPOConfig()
+    assert config.fresh_clip_range(replay_is_active=False) == 0.2
+    assert config.fresh_clip_range(replay_is_active=True) is None
+    config.training(clip_when_mixed=True, clip_eps_high=0.3)
+    assert config.fresh_clip_range(replay_is_active=True) == (0.2, 0.3)
+
+
+def test_long_prompts_are_refused_or_dropped(caplog):
+    # "What is 7 + 8?\n" has 15 characters, the longest prompts have 21.
+    config = config_with(max_prompt_tokens=18).debugging(seed=0)
+    with pytest.raises(ValueError, match="more than `max_prompt_tokens`=18.* to 21"):
+        open_prompts(config)
+    config.language_model(long_prompts="drop")
+    prompts = open_prompts(config)
+    assert 0 < len(prompts.ids) < 2048
+    assert all(len(prompts.token_ids(i)) <= 18 for i in prompts.ids)
+    assert "left out" in caplog.text
+    with pytest.raises(ValueError, match="`max_prompt_tokens`=3 "):
+        open_prompts(config_with(max_prompt_tokens=3, long_prompts="drop"))
+
+
+def test_an_environment_without_prompt_ids_is_refused():
+    config = ExGRPOConfig().environment("CartPole-v1")
+    with pytest.raises(ValueError, match="has no `prompt_ids`.*VerifiableTextEnv"):
+        open_prompts(config)
+
+
+def test_unknown_environment_settings_name_the_nearest():
+    config = ExGRPOConfig().environment(ArithmeticEnv, env_config={"digit": (1, 2)})
+    with pytest.raises(ValueError, match="`digit`.*`digits`"):
+        open_prompts(config)

@@ -1,0 +1,94 @@
+"""Metric names: every metric we log is in the table, and typos find their way."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
+from rllib_exgrpo.loss_metrics import UpdateTotals, summarize
+from rllib_exgrpo.metric_names import (
+    METRICS,
+    check_stop,
+    find_metric,
+    nearest_metric,
+    value_of,
+)
+from rllib_exgrpo.records import Completion, Group, RolloutResult
+from rllib_exgrpo.rollout_metrics import evaluation_metrics, rollout_metrics
+
+
+def group(prompt_id, source):
+    completions = [
+        Completion(np.array([1, 2], np.int32), np.zeros(2, np.float32), reward, 0)
+        for reward in (0.0, 1.0)
+    ]
+    return Group(prompt_id, np.array([1], np.int32), completions, source=source)
+
+
+def test_metrics_of_rollouts_evaluations_and_the_buffer_are_in_the_table():
+    groups = [group("a", "amc"), group("b", "aime")]
+    results = [RolloutResult(groups, 0, reasons={"ok": 2, "wrong": 2})]
+    logged = {
+        "env_runners": rollout_metrics(groups, results, success_threshold=1.0),
+        "evaluation": evaluation_metrics(groups, success_threshold=1.0),
+        "evaluation_at_start": evaluation_metrics(groups, success_threshold=1.0),
+        "replay": ExGRPOReplayBuffer(group_size=8).get_metrics(),
+    }
+    names = [f"{key}/{name}" for key, metrics in logged.items() for name in metrics]
+    assert [n for n in names if find_metric(n) is None] == []
+    assert {"evaluation/pass_at_1_of_amc", "replay/bucket_7"} <= set(names)
+
+
+def test_metrics_of_the_learner_are_in_the_table():
+    metrics = summarize(UpdateTotals().sums, num_updates=1)
+    names = [f"learners/default_policy/{name}" for name in metrics]
+    assert [n for n in names if find_metric(n) is None] == []
+
+
+def test_every_metric_has_a_meaning():
+    assert all(metric.meaning for metric in METRICS.values())
+    assert METRICS["time_total_s"].unit == "s"
+
+
+def test_check_stop_takes_paths_and_nested_dicts():
+    stop = {"training_iteration": 3, "env_runners": {"pass_rate": 0.9}}
+    assert check_stop(stop) == {"training_iteration": 3, "env_runners/pass_rate": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("training_iterations", "training_iteration"),
+        ("time_total", "time_total_s"),
+        ("pass_rate", "env_runners/pass_rate"),
+        ("env_runner/pass_rate", "env_runners/pass_rate"),
+        ("evaluation/pass@1", "evaluation/pass_at_1"),
+        ("eval/pass_at_1", "evaluation/pass_at_1"),
+        ("replay/num_retired", "replay/retired"),
+        ("learner/default_policy/entropy", "learners/default_policy/entropy"),
+        ("episode_reward_mean", "env_runners/episode_return_mean"),
+        ("timesteps_total", "num_env_steps_sampled_lifetime"),
+    ],
+)
+def test_a_typo_is_refused_with_the_nearest_name(wrong, right):
+    with pytest.raises(ValueError, match=f"'{wrong}'.*'{right}'"):
+        check_stop({wrong: 1})
+
+
+@pytest.mark.parametrize("value", ["10", None, True, [1]])
+def test_a_value_that_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match="training_iteration"):
+        check_stop({"training_iteration": value})
+
+
+@given(st.sampled_from(sorted(METRICS)), st.integers(0, 60))
+def test_one_lost_character_never_gives_an_error_without_a_known_name(name, index):
+    typo = name[:index] + name[index + 1 :]
+    assert find_metric(nearest_metric(typo)) is not None
+
+
+def test_value_of_walks_nested_results():
+    result = {"a": {"b": 3}}
+    assert value_of(result, "a/b") == 3
+    assert value_of(result, "a/c") is None
+    assert value_of(result, "a/b/c") is None

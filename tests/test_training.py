@@ -1,0 +1,105 @@
+"""The whole algorithm on the real parts: RLlib, vLLM, PyTorch and DeepSpeed."""
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_exgrpo import ExGRPO, ExGRPOConfig
+from rllib_exgrpo.envs import ArithmeticEnv
+from rllib_exgrpo.metric_names import METRICS
+
+PARTITION_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+
+def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
+    return (
+        ExGRPOConfig()
+        .environment(ArithmeticEnv, env_config={"num_problems": 24, "digits": (1, 2)})
+        .language_model(max_prompt_tokens=32, max_completion_tokens=48)
+        .engine(kv_cache_bytes=2**27, engine_kwargs={"enforce_eager": True})
+        .training(
+            lr=1e-4,
+            prompts_per_step=8,
+            prompts_per_update=4,
+            group_size=4,
+            replay_start_pass_rate=None,
+        )
+        .env_runners(num_env_runners=env_runners)
+        .learners(
+            num_learners=learners,
+            zero_stage=zero_stage,
+            deepspeed_config=PARTITION_ALL if zero_stage == 3 else {},
+            max_tokens_per_micro_batch=400,
+        )
+        .evaluation(
+            evaluation_interval=2,
+            evaluation_config={"env_config": {"split": "heldout", "num_problems": 10}},
+            evaluation_temperature=0.0,
+        )
+        .debugging(seed=7)
+    )
+
+
+def weights_of(algo) -> dict[str, np.ndarray]:
+    state = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    return {name: np.array(value) for name, value in state.items()}
+
+
+def metric(result, path):
+    value = result
+    for key in path.split("/"):
+        value = value[key]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("env_runners", "learners", "zero_stage"),
+    [(0, 0, None), (1, 0, None), (2, 1, 1), (1, 2, 3)],
+)
+def test_training_evaluation_and_restore(
+    ray_session, tmp_path, env_runners, learners, zero_stage
+):
+    config = small_config(env_runners, learners, zero_stage)
+    algo = config.build_algo()
+    before = weights_of(algo)
+    first, second = algo.train(), algo.train()
+
+    # The first step has no experience yet, the second replays some.
+    assert first["replay"]["num_prompts_replayed"] == 0
+    assert second["replay"]["num_prompts_replayed"] > 0
+    learner = second["learners"][DEFAULT_MODULE_ID]
+    # Fresh tokens: both engines see the same weights.
+    assert learner["rollout_logp_diff_max"] < 1e-4
+    # Replayed ones were sampled before the weights moved.
+    assert learner["importance_ratio_replayed_mean"] != pytest.approx(1.0, abs=1e-7)
+    assert any((before[n] != w).any() for n, w in weights_of(algo).items())
+    # Each prompt once, nothing of it in the training counters.
+    assert second["evaluation"]["num_prompts"] == 10
+    assert second["evaluation"]["num_completions"] == 10
+    lifetime = second["env_runners"]["num_env_steps_sampled_lifetime"]
+    assert lifetime == sum(r["env_runners"]["num_completions"] for r in (first, second))
+    if env_runners == 1:
+        for path in METRICS:
+            if not path.startswith("evaluation"):
+                metric(first, path)  # there from the first iteration
+
+    algo.save_to_path(str(tmp_path / "checkpoint"))
+    third = algo.train()
+    after = weights_of(algo)
+    # Going back in place brings the older weights back, in the engines too.
+    algo.restore_from_path(str(tmp_path / "checkpoint"))
+    again = algo.train()
+    assert again["env_runners"]["pass_rate"] == third["env_runners"]["pass_rate"]
+    assert again["learners"][DEFAULT_MODULE_ID]["rollout_logp_diff_max"] < 1e-4
+    for name, weight in weights_of(algo).items():
+        np.testing.assert_array_equal(weight, after[name])
+    algo.stop()
+
+    other = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
+    resumed = other.train()
+    assert resumed["training_iteration"] == 3
+    assert resumed["replay"]["completions"] == third["replay"]["completions"]
+    for name, weight in weights_of(other).items():
+        np.testing.assert_array_equal(weight, after[name])
+    other.stop()
