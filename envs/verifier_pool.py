@@ -19,6 +19,7 @@ from .verdict import Reason, Verdict
 
 _WORKER_FILE = Path(__file__).with_name("verifier_worker.py")
 _NUM_LATENCIES = 10_000
+_START_SECONDS = 120.0  # importing SymPy takes seconds, on a loaded machine more
 _STOP_SECONDS = 5.0
 
 
@@ -212,6 +213,7 @@ class _Nursery:
             self._control, theirs = socket.socketpair(
                 socket.AF_UNIX, socket.SOCK_SEQPACKET
             )
+            self._control.settimeout(_START_SECONDS)
             # -P keeps this folder off the module path, where `math.py` would hide
             # Python's own; a new session keeps Ctrl-C from the workers.
             command = [sys.executable, "-P", str(_WORKER_FILE), str(theirs.fileno())]

@@ -29,7 +29,7 @@ _PARENT_CHECK_SECONDS = 1.0
 _WARM_UP = (
     ("x+1", r"\frac{2x+2}{2}"),
     (r"\sqrt{2}+\sqrt[3]{5}", r"2^{1/2}+\log_2 8"),
-    (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)!"),
+    (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)"),
     (r"\binom{n}{2}-\lfloor n/2 \rfloor", r"\frac{n(n-1)}{2}"),
     (r"(-\infty,0)\cup(0,\infty)", r"\mathbb{R}\setminus\{0\}"),
 )

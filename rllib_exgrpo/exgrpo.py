@@ -16,15 +16,18 @@ The paper is arXiv 2510.02245 (v2). Departures from it, all switchable:
 """
 
 import logging
+import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from pyarrow.fs import FileSystem
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
@@ -44,6 +47,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
     WEIGHTS_SEQ_NO,
 )
+from ray.tune.result import DONE
 
 from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
@@ -80,6 +84,7 @@ class ExGRPO(Algorithm):
         # First what can be wrong, before anything heavy starts.
         self._training_prompts = open_prompts(config)
         self._evaluation_prompts: PromptBook | None = None
+        self._is_solved = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
@@ -107,6 +112,9 @@ class ExGRPO(Algorithm):
         """Makes one step of ExGRPO (algorithm 1 of the paper)."""
         with self._timed("plan"):
             draws, fresh_ids = self._plan()
+        if not draws and not fresh_ids:
+            self._end_solved()
+            return
         with self._timed("rollout"):
             self._start_rollout(draws, fresh_ids)
             # The learners score candidates while remote engines sample.
@@ -120,6 +128,15 @@ class ExGRPO(Algorithm):
         with self._timed("sync"):
             self._push_weights(self.env_runner_group)
         self._log_step(groups, results)
+
+    def _end_solved(self) -> None:
+        """Ends the run: no prompt is left to learn from."""
+        logger.warning(
+            "All %d prompts of the training environment are solved (`retired_prompts`="
+            "'drop'), so training ends here. Give it more or harder problems to go on.",
+            len(self._training_prompts.ids),
+        )
+        self._is_solved = True
 
     def _plan(self) -> tuple[list[Draw], list[PromptId]]:
         """Chooses the prompts to replay and the fresh ones."""
@@ -201,7 +218,7 @@ class ExGRPO(Algorithm):
         threshold = config.success_threshold
         self.replay_buffer.record(
             # Prompts retire from the first step on, whatever is collected.
-            groups if collects else [g for g in groups if _is_solved(g, threshold)],
+            groups if collects else [g for g in groups if _all_correct(g, threshold)],
             self.iteration,
         )
         rate = config.replay_start_pass_rate
@@ -255,6 +272,7 @@ class ExGRPO(Algorithm):
             else None
         )
         result = super().step()
+        result[DONE] = self._is_solved
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
         return result
@@ -398,9 +416,40 @@ class ExGRPO(Algorithm):
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, its weights into the engines too."""
+        """Restores a checkpoint, its weights into the engines too.
+
+        Raises:
+            ValueError: if a whole checkpoint comes from another number of learners or
+                another ZeRO stage; its optimiser state is cut differently.
+        """
+        if not kwargs.get("component"):
+            self._refuse_other_shards(path, kwargs.get("filesystem"))
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
+
+    def _refuse_other_shards(self, path: Any, filesystem: Any) -> None:
+        saved = _saved_config(path, filesystem)
+        for knob in ("num_learners", "zero_stage"):
+            own = getattr(self.config, knob)
+            if saved.get(knob, own) != own:
+                raise ValueError(
+                    f"The checkpoint {path} was written with `{knob}`={saved[knob]} "
+                    f"and this algorithm has `{knob}`={own}: the optimiser state "
+                    f"does not fit. Build the algorithm with `{knob}`={saved[knob]}, or "
+                    "restore the weights alone, from "
+                    "'CHECKPOINT/learner_group/learner/rl_module' with "
+                    "component='learner_group/learner/rl_module'."
+                )
+
+
+def _saved_config(path: Any, filesystem: Any) -> dict[str, Any]:
+    """Reads the config of a checkpoint; RLlib pickles it beside the state."""
+    if filesystem is None:
+        filesystem, path = FileSystem.from_uri(str(path))
+    file = Path(path) / Checkpointable.CLASS_AND_CTOR_ARGS_FILE_NAME
+    with filesystem.open_input_stream(file.as_posix()) as stream:
+        positional, _ = pickle.load(stream)["ctor_args_and_kwargs"]
+    return positional[0]
 
 
 def open_prompts(config: ExGRPOConfig) -> PromptBook:
@@ -438,5 +487,5 @@ def _join(
     ]
 
 
-def _is_solved(group: Group, success_threshold: float) -> bool:
+def _all_correct(group: Group, success_threshold: float) -> bool:
     return bool((group.rewards_G >= success_threshold).all())

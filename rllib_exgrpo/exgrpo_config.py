@@ -542,7 +542,11 @@ class ExGRPOConfig(AlgorithmConfig):
                 "tensor_parallel_size": self.tensor_parallel_size,
             }
         else:
-            sized = {"kv_cache_memory_bytes": self.kv_cache_bytes}
+            # Compiling takes longer than it saves on models that suit a CPU.
+            sized = {
+                "kv_cache_memory_bytes": self.kv_cache_bytes,
+                "enforce_eager": True,
+            }
         return {**sized, **self.engine_kwargs}
 
     def fresh_clip_range(

@@ -47,6 +47,8 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
     to the same and returns single-step episodes.
     """
 
+    env: Any
+
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)

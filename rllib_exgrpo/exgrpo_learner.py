@@ -36,6 +36,7 @@ class ExGRPOLearner(TorchLearner):
     """
 
     engine: TrainingEngine
+    _weights_seq_no: int
 
     @property
     def lm_module(self) -> ExGRPORLModule:

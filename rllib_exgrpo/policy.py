@@ -107,13 +107,13 @@ class LanguagePolicy(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         *,
         temperature: float = 1.0,
         tokens_per_chunk: int = 2048,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model  # any Hugging Face architecture
         self.temperature = temperature
         self.tokens_per_chunk = tokens_per_chunk
 
@@ -166,7 +166,8 @@ class LanguagePolicy(nn.Module):
             ValueError: for architectures that transform their logits further (soft
                 caps, scales), for which the chunked head would be wrong.
         """
-        probe = torch.arange(2, 6, device=self._embeddings.weight.device)[None]
+        device = next(self.model.parameters()).device
+        probe = torch.arange(2, 6, device=device)[None]
         expected = self.model(input_ids=probe).logits
         actual = self._embeddings(self._base(input_ids=probe).last_hidden_state)
         if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-3):
@@ -177,11 +178,11 @@ class LanguagePolicy(nn.Module):
             )
 
     @property
-    def _base(self) -> nn.Module:
+    def _base(self) -> Any:
         return self.model.base_model
 
     @property
-    def _embeddings(self) -> nn.Module:
+    def _embeddings(self) -> Any:
         return self.model.get_output_embeddings()
 
     def forward(

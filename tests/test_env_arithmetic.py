@@ -1,6 +1,7 @@
 """The arithmetic environment: its splits, problems and exact verifier."""
 
 import pytest
+
 from rllib_exgrpo.envs import ArithmeticEnv
 
 

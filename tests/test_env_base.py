@@ -12,6 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rllib_exgrpo.envs import (
     ArithmeticEnv,
     Problem,

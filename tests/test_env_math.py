@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium.utils.env_checker import check_env
+
 from rllib_exgrpo.envs import MathEnv
 
 # The environments under test are built by their class, so they have no gym id.

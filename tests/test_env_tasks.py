@@ -9,6 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rllib_exgrpo.envs import (
     CountdownEnv,
     GSM8KEnv,

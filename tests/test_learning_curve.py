@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rllib_exgrpo.learning_curve import LearningCurve, read_results, save_plot
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
 from rllib_exgrpo.loss_metrics import UpdateTotals, summarize
 from rllib_exgrpo.metric_names import (
@@ -81,10 +82,12 @@ def test_a_value_that_is_no_number_is_refused(value):
         check_stop({"training_iteration": value})
 
 
-@given(st.sampled_from(sorted(METRICS)), st.integers(0, 60))
-def test_one_lost_character_never_gives_an_error_without_a_known_name(name, index):
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(sorted(n for n in METRICS if "*" not in n)), st.data())
+def test_a_lost_character_is_found(name, data):
+    index = data.draw(st.integers(0, len(name) - 1))
     typo = name[:index] + name[index + 1 :]
-    assert find_metric(nearest_metric(typo)) is not None
+    assert find_metric(typo) or nearest_metric(typo) == name
 
 
 def test_value_of_walks_nested_results():

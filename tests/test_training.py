@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_exgrpo import ExGRPO, ExGRPOConfig

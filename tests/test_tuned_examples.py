@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli.example import example_files
 from rllib_exgrpo.metric_names import check_stop

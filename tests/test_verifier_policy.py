@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rllib_exgrpo.envs.answers import boxed_answer, last_boxed
 from rllib_exgrpo.envs.math_verifier import prepare_gold, quick_verdict, verify_math
 from rllib_exgrpo.envs.verifier_pool import VerifierPool

@@ -194,7 +194,7 @@ def find_env(env: Any) -> Any:
     with as_command_error(f"`env` is {env!r}, which cannot be imported"):
         module = import_module(module_name)
         if not hasattr(module, class_name):
-            names = [n for n in dir(module) if n.endswith("Env")] or dir(module)
+            names = {*dir(module), *getattr(module, "__all__", ())}
             near = get_close_matches(class_name, names, n=1, cutoff=0.0)
             raise ImportError(
                 f"the module {module_name} has no {class_name!r}; did you mean "

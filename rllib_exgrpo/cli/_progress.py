@@ -13,9 +13,7 @@ pass rate: correct share of the step's fresh completions.  held-out: pass@1 on t
 evaluation problems, ± standard error.  buffer, retired: prompts with stored successes,
 prompts solved for good.  replayed: prompts of the step.  left: until the run stops."""
 
-_HEADER = (
-    "  step  pass rate    held-out %  buffer  retired  replayed  tokens/s  s/step     left"
-)
+_HEADER = "  step  pass rate    held-out %  buffer  retired  replayed  tokens/s  s/step     left"
 _LINES_PER_HEADER = 40
 _RECENT_STEPS = 10
 _GROWS_STEADILY = (
