@@ -94,7 +94,7 @@ def summary(name, durations):
 
 
 def fill(buffer, source, num_prompts):
-    """Records groups of 128 until the buffer is full; returns the times of the calls."""
+    """Records groups of 128 until the buffer is full; returns the calls' times."""
     durations = []
     for start in range(0, num_prompts, 128):
         ids = range(start, min(start + 128, num_prompts))

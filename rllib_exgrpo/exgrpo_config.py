@@ -362,6 +362,7 @@ class ExGRPOConfig(AlgorithmConfig):
         for knob in (
             "prompts_per_step",
             "prompts_per_update",
+            "group_size",
             "max_prompt_tokens",
             "max_completion_tokens",
             "evaluation_samples_per_prompt",

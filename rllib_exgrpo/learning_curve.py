@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class LearningCurve:
     replay_start: float | None = None
 
     @classmethod
-    def from_results(cls, results: Sequence[Mapping[str, Any]], label: str) -> Any:
+    def from_results(cls, results: Sequence[Mapping[str, Any]], label: str) -> Self:
         """Reads the evaluations out of the results of a run, in their order.
 
         Args:
@@ -53,7 +53,8 @@ class LearningCurve:
                 f"The run {label!r} holds no evaluation to draw. Set "
                 "`evaluation_interval` in its config, and train on."
             )
-        return cls(label, *np.array(points).T, replay_start=_replay_start(results))
+        completions, pass_at_1, stderr = np.array(points).T
+        return cls(label, completions, pass_at_1, stderr, _replay_start(results))
 
 
 def _evaluations(

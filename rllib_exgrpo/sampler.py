@@ -103,9 +103,10 @@ class VLLMSampler:
         Returns:
             For each prompt its completions.
         """
+        greedy = temperature == 0
         params = [
             self._vllm.SamplingParams(
-                n=count,
+                n=1 if greedy else count,
                 temperature=temperature,
                 max_tokens=max_completion_tokens or self._max_completion_tokens,
                 logprobs=0,
@@ -118,10 +119,10 @@ class VLLMSampler:
         with _torch_settings_kept():
             self._llm.collective_rpc(_seed_generators, args=(seed,))
             outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        return [
-            [_to_sample(completion) for completion in output.outputs]
-            for output in outputs
-        ]
+        samples_PG = [[_to_sample(c) for c in output.outputs] for output in outputs]
+        if greedy:  # vLLM refuses to make the same completion twice
+            return [s * n for s, n in zip(samples_PG, counts, strict=True)]
+        return samples_PG
 
     def load_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Replaces the weights.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.cli._errors import error_summary, paragraph
 from rllib_exgrpo.cli._progress import (
@@ -77,6 +78,7 @@ def train(**config):
         ({"replay_buffer_config": {"muu": 1}}, ["'muu'", "'mu'"]),
         ({"replay_ratio": 1.5}, ["`replay_ratio`", "1.5"]),
         ({"group_size": 1}, ["`group_size`", "at least 2"]),
+        ({"group_size": "8"}, ["`group_size`", "'8'", "whole number"]),
         ({"max_prompt_tokens": 3}, ["`max_prompt_tokens`=3", "Raise"]),
         (
             {"model_name_or_path": "/no/such/model"},
@@ -101,6 +103,7 @@ def test_a_bad_setting_is_one_paragraph(capsys, config, words):
     message = refusal(capsys, *train(**config))
     assert [word for word in words if word not in message] == []
     assert "Traceback" not in message
+    assert "suppress" not in message
 
 
 @pytest.mark.parametrize(
@@ -184,8 +187,20 @@ def test_progress_lines_align_and_hold_the_numbers():
     lines += progress.lines(step(2, 4.0, evaluation={"pass_at_1": 0.4}))
     header, start, first, second = lines
     assert start.split() == ["0", "35.1", "±", "2.4"]
-    assert first.split() == [*"1 25.0 % 7 1 3 1,234 2.0 18 s".split()]
-    assert second.split() == [*"2 25.0 % 40.0 7 1 3 1,234 2.0 16 s".split()]
+    assert first.split() == ["1", "25.0", "%", "7", "1", "3", "1,234", "2.0", "18", "s"]
+    assert second.split() == [
+        "2",
+        "25.0",
+        "%",
+        "40.0",
+        "7",
+        "1",
+        "3",
+        "1,234",
+        "2.0",
+        "16",
+        "s",
+    ]
     assert len(header) == len(first) == len(second)
 
 

@@ -46,7 +46,7 @@ def test_chat_format_without_a_template_names_both_ways_out(tokenizer):
 
 
 def test_a_chat_template_that_writes_bos_gives_exactly_one(tokenizer):
-    tokenizer.bos_token = "<bos>"
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
     tokenizer.chat_template = "{{ bos_token }}" + CHATML
     formatter = PromptFormatter(tokenizer)
     assert formatter.text(MESSAGES).count("<bos>") == 1

@@ -144,6 +144,33 @@ def test_files_that_are_mostly_dead_are_written_anew(tmp_path):
     assert contents(loaded(tmp_path), range(100)) == contents(buffer, range(100))
 
 
+def test_a_prompt_that_left_and_came_back_stays(tmp_path):
+    buffer, files = ReplayBuffer(group_size=4, seed=0, max_age=1), ReplayFiles()
+    buffer.record([group(i, 2, version=9) for i in range(60)], 1)
+    buffer.record([group("x", 2, version=0)], 1)
+    files.save(buffer, Folder.at(tmp_path))
+    buffer.draw(1, 9)  # "x" is too old and leaves
+    buffer.record([group("x", 3, version=9)], 2)
+    for _ in range(3):
+        files.save(buffer, Folder.at(tmp_path))
+        assert loaded(tmp_path).bucket("x") == 3
+        buffer.record([group(0, 2, version=9)], 3)
+
+
+def test_a_usage_log_that_starts_anew_still_tells_the_dead(tmp_path):
+    buffer, files = ReplayBuffer(group_size=4, seed=0), ReplayFiles()
+    buffer.record([group(i, 3) for i in range(40)], 1)
+    files.save(buffer, Folder.at(tmp_path))
+    buffer.record([group(0, 4)], 2)
+    for _ in range(4):
+        files.save(buffer, Folder.at(tmp_path))
+        draws = buffer.draw(20, 3)
+        buffer.choose(draws, [np.arange(len(d.rows)) for d in draws])
+    (name,) = names(tmp_path, "completions")
+    assert pq.read_metadata(tmp_path / name).num_rows == 120  # the dead are in there
+    assert contents(loaded(tmp_path), range(40)) == contents(buffer, range(40))
+
+
 def test_an_interrupted_save_leaves_the_former_one(tmp_path, monkeypatch):
     buffer, files = filled(), ReplayFiles()
     files.save(buffer, Folder.at(tmp_path))

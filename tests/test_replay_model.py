@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_helpers import completion, key
@@ -224,7 +224,7 @@ def small_parts(monkeypatch):
 @pytest.mark.usefixtures("small_parts")
 class TestAgainstNaive(ReplayMachine.TestCase):
     settings = settings(
-        max_examples=60, phases=[Phase.generate], database=None,
+        max_examples=60,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -10,19 +10,21 @@ Data: verl-form parquet files, given by environment variables.
 
 - `EXGRPO_TRAIN_PARQUET`: the training problems (the paper: 45,000 of OpenR1-Math, on
   the Hugging Face hub as `Elliott/Openr1-Math-46k-8192`).
-- `EXGRPO_HELDOUT_PARQUET`: the evaluation problems. The authors' `valid.parquet` holds
-  2,259 rows with the same questions as their test set: do not choose a checkpoint by it.
+- `EXGRPO_HELDOUT_PARQUET`: the evaluation problems. The authors' `valid.parquet` has
+  2,259 rows on the same questions as their test set: choose no checkpoint by it.
 
-Expected result: the row "ExGRPO" of the paper's table 1, after 700 steps and evaluated
-with 32 samples a problem on AIME and AMC: AIME24 31.6, AIME25 18.7, AMC 66.3, MATH-500
-87.4, Minerva 36.0, OlympiadBench 50.1, mean 48.3; on-policy 45.3. One run a row and no
+Expected result: the row "ExGRPO" of the paper's table 1, after 700 steps and with 32
+samples a problem on AIME and AMC: AIME24 31.6, AIME25 18.7, AMC 66.3, MATH-500 87.4,
+Minerva 36.0, OlympiadBench 50.1, mean 48.3; on-policy 45.3. Each is one run, without
 error bars; with 30 problems, AIME's standard error is 5 to 8 points. This file stops at
-500 steps, the paper's number for its other models: `--stop '{"training_iteration": 700}'`
-makes the paper's run.
+500 steps, the paper's number for its other models; for the 700 of this one:
 
-The paper's model is a variant with a context of 16,384 tokens, which 1,024 of prompt and
-8,192 of completion need; the model on the hub has 4,096. Give the folder of yours by
-`--config '{"model_name_or_path": "..."}'`, or shorten `max_completion_tokens`.
+    rllib example run exgrpo_qwen2.5_math_7b --stop '{"training_iteration": 700}'
+
+The authors trained a variant of the model with a context of 16,384 tokens. The one on
+the hub has 4,096, fewer than 1,024 of prompt and 8,192 of completion: name a folder with
+such a variant by `--config '{"model_name_or_path": "..."}'`, or lower
+`max_completion_tokens`.
 """
 
 import os

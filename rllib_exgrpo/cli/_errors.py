@@ -9,6 +9,8 @@ from contextlib import contextmanager
 _EXPLAINED = (ValueError, OSError, ImportError)
 """Errors whose message this package or RLlib wrote for the user."""
 
+_RLLIBS_ADVICE = "\nTo suppress all validation errors"
+
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
@@ -48,7 +50,8 @@ def as_command_error(what: str) -> Iterator[None]:
     except CommandError:
         raise
     except _EXPLAINED as error:
-        raise CommandError(f"{what}: {error}") from error
+        message = str(error).partition(_RLLIBS_ADVICE)[0]
+        raise CommandError(f"{what}: {message}") from error
     except Exception as error:  # any: files and environments are the user's code
         raise CommandError(
             f"{what}: {type(error).__name__}: {error}\n{innermost_frames(error)}"

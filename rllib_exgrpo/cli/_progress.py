@@ -13,7 +13,17 @@ pass rate: correct share of the step's fresh completions.  held-out: pass@1 on t
 evaluation problems, ± standard error.  buffer, retired: prompts with stored successes,
 prompts solved for good.  replayed: prompts of the step.  left: until the run stops."""
 
-_HEADER = "  step  pass rate    held-out %  buffer  retired  replayed  tokens/s  s/step     left"
+_COLUMN_WIDTHS = {
+    "step": 6,
+    "pass rate": 9,
+    "held-out %": 12,
+    "buffer": 6,
+    "retired": 7,
+    "replayed": 8,
+    "tokens/s": 8,
+    "s/step": 6,
+    "left": 7,
+}
 _LINES_PER_HEADER = 40
 _RECENT_STEPS = 10
 _GROWS_STEADILY = (
@@ -45,25 +55,24 @@ class Progress:
         """Returns what to print for a training step."""
         lines = []
         if self._num_lines % _LINES_PER_HEADER == 0:
-            lines.append(_HEADER)
+            lines.append(_row(*_COLUMN_WIDTHS))
         self._num_lines += 1
         if "evaluation_at_start" in result:
-            held_out = format_pass_at_1(result["evaluation_at_start"])
-            lines.append(f"{0:6d}  {'':9}  {held_out:>12}")
+            lines.append(_row("0", "", format_pass_at_1(result["evaluation_at_start"])))
         return [*lines, self._step_line(result)]
 
     def _step_line(self, result: Mapping[str, Any]) -> str:
         runners, replay = result["env_runners"], result["replay"]
-        return (
-            f"{result['training_iteration']:6d}"
-            f"  {100 * runners['pass_rate']:7.1f} %"
-            f"  {format_pass_at_1(result.get('evaluation', {})):>12}"
-            f"  {replay['prompts']:6,.0f}"
-            f"  {replay['retired']:7,.0f}"
-            f"  {replay['num_prompts_replayed']:8,.0f}"
-            f"  {runners['tokens_per_second']:8,.0f}"
-            f"  {result['time_this_iter_s']:6.1f}"
-            f"  {format_duration(self.seconds_left(result)):>7}"
+        return _row(
+            str(result["training_iteration"]),
+            f"{100 * runners['pass_rate']:.1f} %",
+            format_pass_at_1(result.get("evaluation", {})),
+            f"{replay['prompts']:,.0f}",
+            f"{replay['retired']:,.0f}",
+            f"{replay['num_prompts_replayed']:,.0f}",
+            f"{runners['tokens_per_second']:,.0f}",
+            f"{result['time_this_iter_s']:.1f}",
+            format_duration(self.seconds_left(result)),
         )
 
     def seconds_left(self, result: Mapping[str, Any]) -> float:
@@ -82,6 +91,13 @@ class Progress:
             if values[path] > old[path]
         ]
         return max(0.0, min(estimates)) if estimates else math.nan
+
+
+def _row(*cells: str) -> str:
+    widths = _COLUMN_WIDTHS.values()
+    return "  ".join(
+        f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)
+    )
 
 
 def format_pass_at_1(evaluation: Mapping[str, Any]) -> str:
@@ -106,8 +122,8 @@ def format_duration(seconds: float) -> str:
 
 def outcome(results: Sequence[Mapping[str, Any]]) -> str:
     """Tells held-out pass@1 before and after training."""
-    first = next((r["evaluation_at_start"] for r in results
-                  if "evaluation_at_start" in r), None)  # fmt: skip
+    at_start = [r["evaluation_at_start"] for r in results if "evaluation_at_start" in r]
+    first = at_start[0] if at_start else None
     evaluated = [r for r in results if "evaluation" in r]
     if not evaluated:
         return "Held-out pass@1 was not measured after training: the run had no " + (

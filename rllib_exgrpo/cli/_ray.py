@@ -45,9 +45,9 @@ def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
 
 
 def quieten() -> None:
-    """Silences Ray, RLlib and Tune; what goes wrong is told by this command."""
+    """Silences the libraries; what goes wrong is told by this command."""
     warnings.filterwarnings("ignore")
-    for name in ("ray", "ray.rllib", "ray.tune"):
+    for name in ("ray", "ray.rllib", "ray.tune", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune's new output ignores `verbose=0`

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune.experiment import Trial
 

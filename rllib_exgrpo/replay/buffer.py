@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import accumulate, chain
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -298,18 +298,20 @@ class ReplayBuffer:
         """Returns draws of (bucket, prompt row); reads all candidates in one go."""
         most = self.max_candidates or 0
         rows_P = [self._rows_of(prompt)[-most:] for _, prompt in picks]
-        candidates = iter(self.store.completions(list(chain.from_iterable(rows_P))))
+        rows = list(chain.from_iterable(rows_P))
+        candidates, ids = self.store.completions(rows), self.store.table["id"][rows]
+        ends = list(accumulate(map(len, rows_P), initial=0))
         return [
             Draw(
                 prompt_id=self.prompts.id(prompt),
                 bucket=bucket,
                 probability=float(chance[bucket - 1]),
-                candidates=list(islice(candidates, len(rows))),
-                completion_ids=self.store.table["id"][rows],
-                rows=rows,
+                candidates=candidates[ends[i] : ends[i + 1]],
+                completion_ids=ids[ends[i] : ends[i + 1]],
+                rows=rows_P[i],
                 weights_version=version,
             )
-            for (bucket, prompt), rows in zip(picks, rows_P, strict=True)
+            for i, (bucket, prompt) in enumerate(picks)
         ]
 
     def _pick_unscored(self, draw: Draw) -> int:
