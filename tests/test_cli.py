@@ -1,6 +1,7 @@
 """The `rllib` command: what it refuses before it starts, and a run to its end."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -187,7 +188,7 @@ def test_progress_lines_align_and_hold_the_numbers():
     lines += progress.lines(step(2, 4.0, evaluation={"pass_at_1": 0.4}))
     header, start, first, second = lines
     assert start.split() == ["0", "35.1", "±", "2.4"]
-    assert first.split() == ["1", "25.0", "%", "7", "1", "3", "1,234", "2.0", "18", "s"]
+    assert first.split() == ["1", "25.0", "%", "7", "1", "3", "1,234", "2.0", "?"]
     assert second.split() == [
         "2",
         "25.0",
@@ -207,7 +208,7 @@ def test_progress_lines_align_and_hold_the_numbers():
 def test_time_left_follows_the_nearest_criterion_and_recent_steps():
     progress = Progress({"training_iteration": 100, "time_total_s": 50})
     # 2 s a step: 98 steps need 196 s, but only 46 s are allowed.
-    assert progress.seconds_left(step(1, 2.0)) == 48
+    assert math.isnan(progress.seconds_left(step(1, 2.0)))
     assert progress.seconds_left(step(2, 4.0)) == 46
     slower = Progress({"training_iteration": 40})
     for i in range(1, 11):

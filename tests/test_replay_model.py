@@ -224,7 +224,7 @@ def small_parts(monkeypatch):
 @pytest.mark.usefixtures("small_parts")
 class TestAgainstNaive(ReplayMachine.TestCase):
     settings = settings(
-        max_examples=60,
+        max_examples=30,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -22,8 +22,8 @@ error bars; with 30 problems, AIME's standard error is 5 to 8 points. This file 
     rllib example run exgrpo_qwen2.5_math_7b --stop '{"training_iteration": 700}'
 
 The authors trained a variant of the model with a context of 16,384 tokens. The one on
-the hub has 4,096, fewer than 1,024 of prompt and 8,192 of completion: name a folder with
-such a variant by `--config '{"model_name_or_path": "..."}'`, or lower
+the hub has 4,096, fewer than 1,024 of prompt and 8,192 of completion: name a folder
+with such a variant by `--config '{"model_name_or_path": "..."}'`, or lower
 `max_completion_tokens`.
 """
 

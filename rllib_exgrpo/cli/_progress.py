@@ -47,8 +47,9 @@ class Progress:
             for path, value in stop.items()
             if any(fnmatch(path, pattern) for pattern in _GROWS_STEADILY)
         }
-        zero = dict.fromkeys(self._stop, 0.0)
-        self._recent = deque([(0.0, zero)], maxlen=_RECENT_STEPS + 1)
+        self._recent: deque[tuple[float, dict[str, float]]] = deque(
+            maxlen=_RECENT_STEPS + 1
+        )
         self._num_lines = 0
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
@@ -79,7 +80,8 @@ class Progress:
         """Estimates the time to the end from the latest steps.
 
         Returns:
-            Seconds; NaN where no stop criterion grows steadily.
+            Seconds; NaN after the first step, which holds a warm-up, and where no stop
+            criterion grows steadily.
         """
         now = result["time_total_s"]
         values = {path: float(value_of(result, path) or 0.0) for path in self._stop}

@@ -30,7 +30,8 @@ class Draw:
         bucket: k of its latest group, 1..G-1.
         probability: chance that a single draw, with all prompts in place, takes this
             prompt: that of its bucket divided by the bucket's size.
-        candidates: the stored completions to choose from, oldest first.
+        candidates: the stored completions to choose from, oldest first; their arrays
+            are read-only views of the buffer.
         completion_ids: (len(candidates),) int32, the buffer's own ids for them.
         rows: where the buffer keeps them, as long as the ids there are these.
         weights_version: current weights at the time of the draw.
@@ -193,7 +194,7 @@ class ReplayBuffer:
         return None if row is None else int(self.prompts.table["bucket"][row])
 
     def completions(self, prompt_id: PromptId) -> list[Completion]:
-        """Returns the stored completions of a prompt, oldest first."""
+        """Returns the stored completions of a prompt, oldest first, as in a `Draw`."""
         row = self.prompts.row(prompt_id)
         rows = [] if row is None else self._rows_of(row)
         return self.store.completions(rows)
@@ -283,7 +284,14 @@ class ReplayBuffer:
             self._keep_scores(draws, scores)
         self._count_replays(draws, picks)
         self._revision += 1
-        return [d.candidates[pick] for d, pick in zip(draws, picks, strict=True)]
+        chosen = [d.candidates[pick] for d, pick in zip(draws, picks, strict=True)]
+        # They may be held for long, which must not keep whole segments in memory.
+        return [
+            replace(
+                c, token_ids=c.token_ids.copy(), behavior_logp=c.behavior_logp.copy()
+            )
+            for c in chosen
+        ]
 
     def _members_at_random(self, bucket: int, count: int) -> list[int]:
         members = self.prompts.members[bucket]

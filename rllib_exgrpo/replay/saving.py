@@ -13,8 +13,8 @@ from rllib_exgrpo.replay.folder import SCHEMAS, Entry, Folder, Manifest
 from rllib_exgrpo.replay.ids import encode_id
 from rllib_exgrpo.replay.store import NONE
 
-FILE_TOKENS = 1 << 25
-"""A file of completions is closed at about this many tokens (256 MiB)."""
+FILE_TOKENS = 1 << 23
+"""A file of completions is closed at about this many tokens (64 MiB)."""
 
 _MAX_LOG_FILES = 32
 _WRITERS = 2  # parquet packs lists more slowly than memory takes them

@@ -61,9 +61,14 @@ class Segment:
     What has been written never moves or changes, so views of it stay valid for as
     long as they are held.
 
-    Attributes:
+    Args:
         token_ids: (capacity,) int32.
         behavior_logp: (capacity,) float32.
+        used: tokens written so far.
+
+    Attributes:
+        token_ids: (capacity,) int32, read-only.
+        behavior_logp: (capacity,) float32, read-only.
         used: tokens written.
         dead: tokens written that belong to no completion any more.
         rows: completions written here; rows that moved on are still listed.
@@ -71,8 +76,9 @@ class Segment:
     """
 
     def __init__(self, token_ids: Tokens, behavior_logp: Logps, used: int = 0) -> None:
-        self.token_ids = token_ids
-        self.behavior_logp = behavior_logp
+        self._writable = token_ids, behavior_logp
+        self.token_ids, self.behavior_logp = token_ids.view(), behavior_logp.view()
+        self.token_ids.flags.writeable = self.behavior_logp.flags.writeable = False
         self.used = used
         self.dead = 0
         self.rows = array("i")
@@ -91,16 +97,17 @@ class Segment:
     def append(self, token_ids: Tokens, behavior_logp: Logps) -> int:
         """Writes one run of tokens and returns where it starts."""
         start, self.used = self.used, self.used + len(token_ids)
-        self.token_ids[start : self.used] = token_ids
-        self.behavior_logp[start : self.used] = behavior_logp
+        self._writable[0][start : self.used] = token_ids
+        self._writable[1][start : self.used] = behavior_logp
         return start
 
     def written(self) -> tuple[Tokens, Logps]:
         """Returns read-only views of what has been written."""
-        views = self.token_ids[: self.used], self.behavior_logp[: self.used]
-        for view in views:
-            view.flags.writeable = False
-        return views
+        return self.token_ids[: self.used], self.behavior_logp[: self.used]
+
+    def spill(self, spill: Spill) -> None:
+        """Moves what has been written elsewhere; nothing can be appended then."""
+        self.token_ids, self.behavior_logp = self._writable = spill(*self.written())
 
 
 class CompletionStore:
@@ -164,16 +171,14 @@ class CompletionStore:
         return number
 
     def completions(self, rows: list[int]) -> list[Completion]:
-        """Returns stored completions as records with arrays of their own."""
+        """Returns stored completions; their arrays are read-only views."""
         records = self.table.rows[rows]
         fields = (records[name].tolist() for name in _RECORD_FIELDS)
-        items = []
+        segments, items = self.segments, []
         for number, start, length, *rest in zip(*fields, strict=True):
-            segment, part = self.segments[number], slice(start, start + length)
-            token_ids = segment.token_ids[part].copy()
-            items.append(
-                Completion(token_ids, segment.behavior_logp[part].copy(), *rest)
-            )
+            segment, part = segments[number], slice(start, start + length)
+            pair = segment.token_ids[part], segment.behavior_logp[part]
+            items.append(Completion(*pair, *rest))
         return items
 
     def chain(self, newest: int) -> list[int]:
@@ -254,9 +259,9 @@ class CompletionStore:
         self.table.fill("saved_in", NONE)
         pairs = zip(state["token_ids"], state["behavior_logp"], strict=True)
         for token_ids, behavior_logp in pairs:
-            if self._spill is not None:
-                token_ids, behavior_logp = self._spill(token_ids, behavior_logp)
             segment = Segment(token_ids, behavior_logp, used=len(token_ids))
+            if self._spill is not None:
+                segment.spill(self._spill)
             rows = np.flatnonzero(columns["segment"] == self._next_segment)
             self._adopt(segment, rows)
         self.num_completions = num_rows
@@ -324,8 +329,7 @@ class CompletionStore:
         if full != NONE:
             self._review(full)
         if full in self.segments and self._spill is not None:
-            segment = self.segments[full]
-            segment.token_ids, segment.behavior_logp = self._spill(*segment.written())
+            self.segments[full].spill(self._spill)
 
     def _review(self, number: int) -> None:
         """Drops a full segment if it is dead, marks it if it is sparse."""
