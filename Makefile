@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Python compiles what is imported when it is imported; compiling all takes minutes.
+PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # More threads than that spin against each other on small machines.
 export OMP_NUM_THREADS ?= 1
@@ -16,9 +18,9 @@ setup: $(INSTALLED)
 # wheel and break transformers' imports; text needs none of them.
 $(INSTALLED): pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "torch==2.13.0+cpu" || \
-	$(BIN)/pip install --quiet "torch==2.13.0+cpu" --extra-index-url $(PYTORCH_CPU_INDEX)
-	$(BIN)/pip install --quiet --constraint constraints-cpu.txt --editable ".[cpu,dev]"
+	$(PIP_INSTALL) "torch==2.13.0+cpu" || \
+	$(PIP_INSTALL) "torch==2.13.0+cpu" --extra-index-url $(PYTORCH_CPU_INDEX)
+	$(PIP_INSTALL) --constraint constraints-cpu.txt --editable ".[cpu,dev]"
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -180,6 +180,12 @@ def check_stop(stop: Mapping[str, Any]) -> dict[str, float]:
     return criteria
 
 
+def is_met(stop: Mapping[str, float], result: Mapping[str, Any]) -> bool:
+    """Tells whether a result meets any of checked stop criteria."""
+    values = ((value_of(result, path), end) for path, end in stop.items())
+    return any(value is not None and value >= end for value, end in values)
+
+
 def nearest_metric(path: str) -> str:
     """Returns the known metric whose path and last part are most like the given."""
     if path in _OLD_NAMES:

@@ -13,6 +13,7 @@ from rllib_exgrpo.metric_names import (
     METRICS,
     check_stop,
     find_metric,
+    is_met,
     nearest_metric,
     value_of,
 )
@@ -90,6 +91,13 @@ def test_a_lost_character_is_found(name, data):
     index = data.draw(st.integers(0, len(name) - 1))
     typo = name[:index] + name[index + 1 :]
     assert find_metric(typo) or nearest_metric(typo) == name
+
+
+def test_a_criterion_is_met_at_its_value_and_ignored_where_it_is_missing():
+    stop = {"training_iteration": 3, "evaluation/pass_at_1": 0.9}
+    assert not is_met(stop, {"training_iteration": 2})
+    assert is_met(stop, {"training_iteration": 3})
+    assert is_met(stop, {"training_iteration": 1, "evaluation": {"pass_at_1": 0.95}})
 
 
 def test_value_of_walks_nested_results():

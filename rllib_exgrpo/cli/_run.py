@@ -15,6 +15,7 @@ from rllib_exgrpo.cli._progress import LEGEND, Progress, format_duration, outcom
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.learning_curve import LearningCurve, save_plot
+from rllib_exgrpo.metric_names import is_met
 
 _TRIAL_FOLDER = "trial"
 _TRACEBACK_LINES = 8
@@ -26,7 +27,6 @@ class _Reporter(tune.Callback):
 
     def __init__(self, progress: Progress) -> None:
         self.results: list[Mapping[str, Any]] = []
-        self.status = Trial.PENDING
         self._progress = progress
 
     def on_trial_result(
@@ -40,10 +40,6 @@ class _Reporter(tune.Callback):
         """Prints the progress."""
         self.results.append(result)
         print(*self._progress.lines(result), sep="\n", flush=True)
-
-    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        """Remembers how the trial ended."""
-        self.status = trials[0].status
 
 
 def run_experiment(
@@ -71,7 +67,7 @@ def run_experiment(
     plot = _plot(reporter.results, experiment.name, folder)
     if result.error is not None:
         raise CommandError(_failure(result.error, reporter.results, folder), 1)
-    interrupted = reporter.status != Trial.TERMINATED
+    interrupted = not any(is_met(experiment.stop, r) for r in reporter.results[-1:])
     if interrupted:
         print(f"\nInterrupted after {len(reporter.results)} steps.")
     _print_end(reporter.results, result.checkpoint, folder, plot, started)

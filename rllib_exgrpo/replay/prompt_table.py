@@ -44,7 +44,8 @@ class PromptTable:
         self.members = [array("i") for _ in range(num_buckets)]
         self.removed: list[PromptId] = []
         self._row: dict[PromptId, int] = {}
-        self._ids: list[PromptId] = []  # row -> id
+        # Row -> id. Unlike a list, an object array costs the garbage collector nothing.
+        self._ids = np.empty(0, object)
 
     def row(self, prompt_id: PromptId) -> int | None:
         """Returns the row of a prompt, or None where it is not known."""
@@ -69,9 +70,10 @@ class PromptTable:
         row = self.table.take((bucket, len(members), *values))
         members.append(row)
         if row == len(self._ids):
-            self._ids.append(prompt_id)
-        else:
-            self._ids[row] = prompt_id
+            grown = np.empty(max(64, 2 * row), object)
+            grown[:row] = self._ids
+            self._ids = grown
+        self._ids[row] = prompt_id
         self._row[prompt_id] = row
         return row
 
@@ -103,10 +105,13 @@ class PromptTable:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Fills an empty table: rows follow the order of the state."""
-        self._ids = list(state["ids"])
-        self._row = {prompt_id: row for row, prompt_id in enumerate(self._ids)}
+        ids = state["ids"]
+        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
+        self._ids = np.empty(len(ids), object)
+        for row, prompt_id in enumerate(ids):  # a slice would unpack tuples
+            self._ids[row] = prompt_id
         columns = {name: state["columns"][name] for name in _STATE_COLUMNS}
-        self.table = Table(PROMPT, columns, len(self._ids))
+        self.table = Table(PROMPT, columns, len(ids))
         self.table.fill("changed", True)
         bucket, position = columns["bucket"], columns["position"]
         order = np.lexsort((position, bucket))

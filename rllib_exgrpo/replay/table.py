@@ -12,6 +12,7 @@ Rows: TypeAlias = "int | list[int] | NDArray[np.integer]"
 _PAGE_BITS = 20
 _PAGE_ROWS = 1 << _PAGE_BITS
 _IN_PAGE = _PAGE_ROWS - 1
+_FEW = 16  # rows that are faster to reach one by one than page by page
 
 
 class Column:
@@ -30,6 +31,8 @@ class Column:
             return self.pages[rows >> _PAGE_BITS][rows & _IN_PAGE]
         if len(self.pages) == 1:
             return self.pages[0][rows]
+        if len(rows) <= _FEW:
+            return np.array([self[row] for row in map(int, rows)], self._dtype)
         rows = np.asarray(rows, int)
         values = np.empty(len(rows), self._dtype)
         for page, mask in self._by_page(rows):
@@ -43,8 +46,12 @@ class Column:
         if len(self.pages) == 1:
             self.pages[0][rows] = values
             return
+        values = np.broadcast_to(np.asarray(values, self._dtype), len(rows))
+        if len(rows) <= _FEW:
+            for row, value in zip(map(int, rows), values, strict=True):
+                self[row] = value
+            return
         rows = np.asarray(rows, int)
-        values = np.broadcast_to(np.asarray(values, self._dtype), rows.shape)
         for page, mask in self._by_page(rows):
             page[rows[mask] & _IN_PAGE] = values[mask]
 
