@@ -435,7 +435,7 @@ class ExGRPO(Algorithm):
                 raise ValueError(
                     f"The checkpoint {path} was written with `{knob}`={saved[knob]} "
                     f"and this algorithm has `{knob}`={own}: the optimiser state "
-                    f"does not fit. Build the algorithm with `{knob}`={saved[knob]}, or "
+                    f"does not fit. Build it with `{knob}`={saved[knob]}, or "
                     "restore the weights alone, from "
                     "'CHECKPOINT/learner_group/learner/rl_module' with "
                     "component='learner_group/learner/rl_module'."

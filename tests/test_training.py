@@ -100,6 +100,8 @@ def test_training_evaluation_and_restore(
     for name, weight in weights_of(algo).items():
         np.testing.assert_array_equal(weight, after[name])
     algo.stop()
+    if (env_runners, learners) in [(1, 0), (2, 1)]:
+        return  # the way through a file is tested with one process and with many
 
     other = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
     resumed = other.train()

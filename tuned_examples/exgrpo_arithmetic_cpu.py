@@ -26,13 +26,11 @@ config = (
     ExGRPOConfig()
     .environment(ArithmeticEnv, env_config={"split": "train"})
     .language_model("tiny-arithmetic", max_prompt_tokens=64, max_completion_tokens=64)
-    .training(lr=5e-5, prompts_per_step=32, prompts_per_update=16, group_size=8)
-    # Compiling would take longer than this model's whole run.
-    .engine(engine_kwargs={"enforce_eager": True})
+    .training(lr=1e-4, prompts_per_step=32, prompts_per_update=16, group_size=8)
     .env_runners(num_env_runners=0)
-    .learners(num_learners=0)
+    .learners(num_learners=0, max_tokens_per_micro_batch=1024)
     .evaluation(
-        evaluation_interval=10,
+        evaluation_interval=8,
         evaluation_config={"env_config": {"split": "heldout"}},
         evaluation_temperature=1.0,
         evaluation_samples_per_prompt=2,
@@ -40,4 +38,4 @@ config = (
     .debugging(seed=0)
 )
 
-stop = {"training_iteration": 80}
+stop = {"training_iteration": 48}
