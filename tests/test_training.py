@@ -1,6 +1,7 @@
 """The whole algorithm on the real parts: RLlib, vLLM, PyTorch and DeepSpeed."""
 
 import fnmatch
+import shutil
 
 import numpy as np
 import pytest
@@ -8,8 +9,23 @@ from ray._private.dict import flatten_dict
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_exgrpo import ExGRPO, ExGRPOConfig
-from rllib_exgrpo.envs import ArithmeticEnv
+from rllib_exgrpo.envs import ArithmeticEnv, Problem, VerifiableTextEnv
 from rllib_exgrpo.metric_names import METRICS
+
+
+class EchoEnv(VerifiableTextEnv):
+    """Takes any completion as right, or breaks on every one."""
+
+    settings = {"broken": False}  # noqa: RUF012
+
+    def load(self):
+        return [Problem(i, f"Say {i}.", str(i)) for i in range(4)]
+
+    def verify(self, completion, problem):
+        if self.config["broken"]:
+            raise KeyError("no such key")
+        return 1.0
+
 
 PARTITION_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
@@ -100,13 +116,65 @@ def test_training_evaluation_and_restore(
     for name, weight in weights_of(algo).items():
         np.testing.assert_array_equal(weight, after[name])
     algo.stop()
-    if (env_runners, learners) in [(1, 0), (2, 1)]:
-        return  # the way through a file is tested with one process and with many
 
-    other = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
-    resumed = other.train()
-    assert resumed["training_iteration"] == 3
-    assert resumed["replay"]["completions"] == third["replay"]["completions"]
-    for name, weight in weights_of(other).items():
-        np.testing.assert_array_equal(weight, after[name])
-    other.stop()
+
+@pytest.mark.parametrize(
+    ("env_runners", "learners", "zero_stage"),
+    [(0, 0, None), pytest.param(1, 2, 3, marks=pytest.mark.slow)],
+)
+def test_a_new_algorithm_continues_from_a_checkpoint(
+    ray_session, tmp_path, env_runners, learners, zero_stage
+):
+    first = small_config(env_runners, learners, zero_stage).build_algo()
+    first.train()
+    # The folder moves: nothing in it may hold on to where it was written.
+    first.save_to_path(str(tmp_path / "written"))
+    shutil.move(tmp_path / "written", tmp_path / "checkpoint")
+    expected = first.train()
+    weights = weights_of(first)
+    first.stop()
+
+    second = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
+    resumed = second.train()
+    assert resumed["training_iteration"] == 2
+    assert resumed["replay"]["completions"] == expected["replay"]["completions"]
+    for name, weight in weights_of(second).items():
+        np.testing.assert_array_equal(weight, weights[name])
+    second.stop()
+
+
+def test_a_checkpoint_of_other_learners_is_refused(ray_session, tmp_path):
+    algo = small_config().build_algo()
+    algo.save_to_path(str(tmp_path / "checkpoint"))
+    algo.config = algo.config.copy(copy_frozen=False).learners(
+        num_learners=2, zero_stage=1
+    )
+    with pytest.raises(ValueError, match="`num_learners`=0 and this .*=2"):
+        algo.restore_from_path(str(tmp_path / "checkpoint"))
+    algo.config = small_config()
+    algo.stop()
+
+
+def test_training_ends_when_every_prompt_is_solved(ray_session):
+    config = (
+        small_config()
+        .environment(EchoEnv, env_config={})
+        .evaluation(evaluation_interval=None, evaluation_config={})
+    )
+    algo = config.build_algo()
+    results = [algo.train()]
+    while not results[-1]["done"]:
+        results.append(algo.train())
+    # Four prompts, all of whose groups are right at once: one step, then the end.
+    assert len(results) == 2
+    assert results[0]["replay"]["retired"] == 4
+    assert results[0]["env_runners"]["pass_rate"] == 1.0
+    algo.stop()
+
+
+def test_a_broken_verifier_stops_training_with_its_error(ray_session):
+    config = small_config().environment(EchoEnv, env_config={"broken": True})
+    algo = config.evaluation(evaluation_interval=None).build_algo()
+    with pytest.raises(RuntimeError, match="verifier of EchoEnv failed.*no such key"):
+        algo.train()
+    algo.stop()
