@@ -143,8 +143,8 @@ class ExGRPO(Algorithm):
         config, buffer = self.config, self.replay_buffer
         draws: list[Draw] = []
         if self.replay_is_active:
-            count = int(config.replay_ratio * config.prompts_per_step)
-            draws = buffer.draw(min(count, len(buffer)), self._weights_version)
+            count = min(config.max_replayed_prompts, len(buffer))
+            draws = buffer.draw(count, self._weights_version)
         fresh_ids = self.prompt_cycle.draw(
             config.prompts_per_step - len(draws),
             exclude=[draw.prompt_id for draw in draws],

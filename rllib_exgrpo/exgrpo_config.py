@@ -550,6 +550,12 @@ class ExGRPOConfig(AlgorithmConfig):
             }
         return {**sized, **self.engine_kwargs}
 
+    @property
+    def max_replayed_prompts(self) -> int:
+        """Most prompts replayed in a step: rho P, rounded down."""
+        # 0.29 * 100 is 28.999999999999996 in floating point.
+        return int(self.replay_ratio * self.prompts_per_step + 1e-9)
+
     def fresh_clip_range(
         self, *, replay_is_active: bool
     ) -> float | tuple[float, float] | None:

@@ -95,6 +95,15 @@ def test_presets():
         ExGRPOConfig.preset("grpo")
 
 
+@pytest.mark.parametrize(
+    ("replay_ratio", "prompts", "replayed"),
+    [(0.5, 128, 64), (0.29, 100, 29), (0.25, 7, 1), (1.0, 32, 32), (0.0, 32, 0)],
+)
+def test_the_share_of_replayed_prompts_is_rounded_down(replay_ratio, prompts, replayed):
+    config = config_with(replay_ratio=replay_ratio, prompts_per_step=prompts)
+    assert config.max_replayed_prompts == replayed
+
+
 def test_clipping_of_fresh_tokens_ends_when_replay_starts():
     config = ExGRPOConfig()
     assert config.fresh_clip_range(replay_is_active=False) == 0.2
