@@ -97,6 +97,10 @@ class ExGRPO(Algorithm):
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
 
+    @override(Algorithm)
+    def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:
+        """Keeps RLlib from building a buffer of its own from our settings."""
+
     def _build_dispatcher(self, group: EnvRunnerGroup) -> RolloutDispatcher:
         return RolloutDispatcher(
             group,

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -346,6 +347,7 @@ class ExGRPOConfig(AlgorithmConfig):
         """Checks all values; messages name the knob, its value and the remedy."""
         self._validate_choices()
         self._validate_sizes()
+        self._validate_numbers()
         self._validate_ranges()
         self._validate_learners()
         resolve_model(self.model_name_or_path)
@@ -385,6 +387,31 @@ class ExGRPOConfig(AlgorithmConfig):
                 f"it must be a multiple of `prompts_per_update`={update} (both count "
                 f"prompts): {fits} would do",
             )
+
+    def _validate_numbers(self) -> None:
+        for knob in (
+            "replay_ratio",
+            "replay_start_pass_rate",
+            "success_threshold",
+            "shaping_beta",
+            "clip_eps",
+            "clip_eps_high",
+            "entropy_coeff",
+            "adam_eps",
+            "weight_decay",
+            "grad_clip",
+            "skip_above_grad_norm",
+            "temperature",
+            "evaluation_temperature",
+        ):
+            value = getattr(self, knob)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not is_number:
+                self._reject(knob, "give a number, without quotes")
+        if isinstance(self.lr, str):
+            self._reject("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
+        if isinstance(self.lr, Real) and not self.lr > 0:
+            self._reject("lr", "give a learning rate above 0")
 
     def _validate_ranges(self) -> None:
         positive = {
@@ -446,7 +473,9 @@ class ExGRPOConfig(AlgorithmConfig):
         for key in settings:
             name = self._translate_special_keys(key, warn_deprecated=False)
             is_tunes_own = key.startswith("__")
-            if not (is_tunes_own or name in special or hasattr(self, name)):
+            is_method = inspect.isfunction(getattr(type(self), name, None))
+            is_setting = hasattr(self, name) and not is_method
+            if not (is_tunes_own or name in special or is_setting):
                 near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
                 hint = f"did you mean `{near[0]}`?" if near else "see the README."
                 raise ValueError(f"`{key}` is not a setting of ExGRPO; {hint}")

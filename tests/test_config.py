@@ -28,6 +28,9 @@ def config_with(**knobs):
         ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
         ("zero_stage", 4, "None, 0, 1, 2, 3"),
         ("prompts_per_update", 0, "at least 1"),
+        ("replay_ratio", "0.5", "a number, without quotes"),
+        ("lr", "1e-5", "in YAML"),
+        ("lr", -1.0, "above 0"),
         ("max_completion_tokens", 0, "at least 1"),
         ("plain_template", "Q:", "placeholder {prompt}"),
         ("model_name_or_path", "./no/such/model", "no such folder"),
@@ -63,6 +66,9 @@ def test_replay_buffer_knobs_are_checked():
 def test_unknown_settings_in_a_dict_are_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean `replay_ratio`"):
         ExGRPOConfig().update_from_dict({"replay_ration": 0.25})
+    for method in ("language_model", "training"):
+        with pytest.raises(ValueError, match=f"`{method}` is not a setting"):
+            ExGRPOConfig().update_from_dict({method: "x"})
     config = ExGRPOConfig().update_from_dict({"replay_ratio": 0.25, "lr": 1e-5})
     assert (config.replay_ratio, config.lr) == (0.25, 1e-5)
 

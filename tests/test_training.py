@@ -42,6 +42,7 @@ def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
             prompts_per_update=4,
             group_size=4,
             replay_start_pass_rate=None,
+            replay_buffer_config={"max_completions_per_prompt": 16},
         )
         .env_runners(num_env_runners=env_runners)
         .learners(

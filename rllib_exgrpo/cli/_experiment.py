@@ -49,7 +49,7 @@ class Experiment:
 
     @classmethod
     def _from_python(cls, path: Path) -> "Experiment":
-        _make_importable(path.resolve().parent)
+        make_importable(path.resolve().parent)
         with as_command_error(f"{path} cannot be run"):
             # Not left in `sys.modules`: classes it defines travel to Ray by value.
             module = runpy.run_path(str(path), run_name="tuned_example")
@@ -78,7 +78,7 @@ class Experiment:
                 near = get_close_matches(key, _YAML_KEYS, n=1)
                 hint = f"did you mean `{near[0]}`?" if near else f"take {_YAML_KEYS}."
                 raise CommandError(f"{path}: `{key}` is no key of {name!r}; {hint}")
-        _make_importable(path.resolve().parent)
+        make_importable(path.resolve().parent)
         return cls.from_names(
             str(name),
             algorithm=entry.get("run"),
@@ -190,7 +190,7 @@ def find_env(env: Any) -> Any:
             f"`env` is {env!r}, which is not registered with Tune or Gymnasium. Give "
             "MODULE:CLASS, for example rllib_exgrpo.envs:ArithmeticEnv."
         )
-    _make_importable(Path.cwd())
+    make_importable(Path.cwd())
     with as_command_error(f"`env` is {env!r}, which cannot be imported"):
         module = import_module(module_name)
         if not hasattr(module, class_name):
@@ -217,7 +217,7 @@ def _check_that_it_stops(stop: Mapping[str, float], config: ExGRPOConfig) -> Non
         )
 
 
-def _make_importable(folder: Path) -> None:
+def make_importable(folder: Path) -> None:
     """Lets this process and Ray's workers import modules that lie in a folder."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -84,6 +84,7 @@ def stored_config(checkpoint: Path) -> Any:
     """
     import pickle
 
+    from rllib_exgrpo.cli._experiment import make_importable
     from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 
     file = checkpoint / "class_and_ctor_args.pkl"
@@ -92,7 +93,13 @@ def stored_config(checkpoint: Path) -> Any:
             f"{checkpoint} is no checkpoint: it has no {file.name}. Give the folder "
             "that `rllib train` names at its end, `.../trial/checkpoint_000000`."
         )
-    with as_command_error(f"{checkpoint} cannot be read"):
+    # An environment of the user's own is found from the folder of the command, as
+    # `rllib train` found it.
+    make_importable(Path.cwd())
+    with as_command_error(
+        f"{checkpoint} cannot be read (if a module is missing, run this command in the "
+        "folder of the experiment file that trained it)"
+    ):
         # RLlib's own format: trust the checkpoint as you would trust its code.
         (state,), _ = pickle.loads(file.read_bytes())["ctor_args_and_kwargs"]
         config = ExGRPOConfig.from_state(state)
