@@ -2,7 +2,7 @@
 
 This is Dr. GRPO: each completion is used once, and solved prompts are drawn again.
 
-Hardware: 2 CPU cores, 4 GB of memory, no GPU. Time: under 5 minutes.
+Hardware: 2 CPU cores, 4 GB of memory, no GPU. Time: about 5 minutes.
 
 Expected curve: held-out pass@1 at temperature 1 starts between 25 and 50 % and rises.
 It is to be held against `exgrpo_arithmetic_cpu` by completions sampled (11,520 in both
