@@ -53,11 +53,15 @@ from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
-from rllib_exgrpo.policy import load_tokenizer
+from rllib_exgrpo.policy import (
+    check_model_length,
+    load_model_config,
+    load_tokenizer,
+)
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
 from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
-from rllib_exgrpo.text_env import PromptBook
+from rllib_exgrpo.text_env import PromptBook, prompt_ids
 
 logger = logging.getLogger(__name__)
 
@@ -462,11 +466,21 @@ def open_prompts(config: ExGRPOConfig) -> PromptBook:
     Raises:
         ValueError: for an environment, model or prompt that cannot be used.
     """
+    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
+    env = create_env(EnvContext(config.env_config, worker_index=0))
+    prompt_ids(env)  # reads the problems, before a model is looked for
     tokenizer = load_tokenizer(
         config.model_name_or_path, trust_remote_code=config.trust_remote_code
     )
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    env = create_env(EnvContext(config.env_config, worker_index=0))
+    check_model_length(
+        load_model_config(
+            config.model_name_or_path,
+            trust_remote_code=config.trust_remote_code,
+            overrides=config.model_config_overrides,
+        ),
+        config.max_prompt_tokens,
+        config.max_completion_tokens,
+    )
     return PromptBook(
         env,
         config.build_prompt_formatter(tokenizer),

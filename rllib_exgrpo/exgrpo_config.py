@@ -2,15 +2,15 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
-from numbers import Real
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from rllib_exgrpo.policy import TINY_MODEL, resolve_model
+from rllib_exgrpo.config_checks import setting_faults
+from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_format import PromptFormatter
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -25,13 +25,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What each preset changes of the defaults, which are the paper's."""
 
-_CHOICES = {
-    "loss_aggregation": ("completion_mean", "completion_sum"),
-    "retired_prompts": ("drop", "until_pass_ends", "keep"),
-    "prompt_format": ("auto", "chat", "plain"),
-    "long_prompts": ("error", "drop"),
-    "zero_stage": (None, 0, 1, 2, 3),
+_WITHOUT_EFFECT = {
+    "minibatch_size": "set `prompts_per_update`",
+    "num_epochs": "each completion is trained on once; set `prompts_per_update`",
+    "train_batch_size": "set `prompts_per_step`",
+    "train_batch_size_per_learner": "set `prompts_per_step`",
+    "gamma": "an episode has one step, so nothing is discounted",
+    "model": "set the language model with `language_model()`",
 }
+"""Settings of RLlib that this algorithm does not read, and what to do instead."""
+
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "max_grad_norm": "grad_clip",
+    "num_generations": "group_size",
+    "batch_size": "prompts_per_step",
+    "max_new_tokens": "max_completion_tokens",
+    "beta": "shaping_beta",
+    "rho": "replay_ratio",
+}
+"""What other trainers and the paper call some settings."""
 
 
 class ExGRPOConfig(AlgorithmConfig):
@@ -96,6 +109,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.attn_implementation = "sdpa"
         self.gradient_checkpointing = False
         self.trust_remote_code = False
+        self.model_config_overrides: dict[str, Any] = {}
         self.prompt_format = "auto"
         self.plain_template = "{prompt}\n"
         self.system_prompt: str | None = None
@@ -217,6 +231,7 @@ class ExGRPOConfig(AlgorithmConfig):
         if "replay_buffer_config" in given:
             merged = {**self.replay_buffer_config, **given["replay_buffer_config"]}
             given["replay_buffer_config"] = merged
+        self._refuse_unknown(kwargs, AlgorithmConfig.training)
         super().training(**kwargs)
         return self._assign(given)
 
@@ -228,6 +243,7 @@ class ExGRPOConfig(AlgorithmConfig):
         attn_implementation: str = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         trust_remote_code: bool = NotProvided,
+        model_config_overrides: dict[str, Any] = NotProvided,
         prompt_format: str = NotProvided,
         plain_template: str = NotProvided,
         system_prompt: str | None = NotProvided,
@@ -249,6 +265,9 @@ class ExGRPOConfig(AlgorithmConfig):
             gradient_checkpointing: recompute layers in the backward pass to save
                 memory.
             trust_remote_code: run code that comes with the model; off for safety.
+            model_config_overrides: values that replace those of the model's
+                config.json, in the engine and in the learner, for example
+                `{"max_position_embeddings": 16384}`.
             prompt_format: "chat" uses the tokenizer's chat template, "plain" the
                 `plain_template`, "auto" the template where there is one.
             plain_template: text with the placeholder `{prompt}`.
@@ -303,6 +322,7 @@ class ExGRPOConfig(AlgorithmConfig):
                 padding included; it changes speed and memory, not the update.
             kwargs: RLlib's own, such as `num_learners` and `num_gpus_per_learner`.
         """
+        self._refuse_unknown(kwargs, AlgorithmConfig.learners)
         super().learners(**kwargs)
         given = _provided(locals())
         return self._assign(given)
@@ -332,6 +352,7 @@ class ExGRPOConfig(AlgorithmConfig):
                 `evaluation_interval` is set; reported as `evaluation_at_start`.
             kwargs: RLlib's own, such as `evaluation_interval`.
         """
+        self._refuse_unknown(kwargs, AlgorithmConfig.evaluation)
         super().evaluation(**kwargs)
         return self._assign(_provided(locals()))
 
@@ -345,120 +366,21 @@ class ExGRPOConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Checks all values; messages name the knob, its value and the remedy."""
-        self._validate_choices()
-        self._validate_sizes()
-        self._validate_numbers()
-        self._validate_ranges()
-        self._validate_learners()
-        resolve_model(self.model_name_or_path)
+        for fault in setting_faults(self):
+            self._reject(fault.knob, fault.remedy)
+        self._refuse_settings_without_effect()
+        check_model_folder(self.model_name_or_path)
         self.build_replay_buffer()
         super().validate()
 
-    def _validate_choices(self) -> None:
-        for knob, choices in _CHOICES.items():
-            value = getattr(self, knob)
-            if value not in choices:
-                self._reject(knob, f"take one of {', '.join(map(repr, choices))}")
-
-    def _validate_sizes(self) -> None:
-        for knob in (
-            "prompts_per_step",
-            "prompts_per_update",
-            "group_size",
-            "max_prompt_tokens",
-            "max_completion_tokens",
-            "evaluation_samples_per_prompt",
-        ):
-            value = getattr(self, knob)
-            if not isinstance(value, int) or value < 1:
-                self._reject(knob, "give a whole number of at least 1")
-        if self.group_size < 2:
-            self._reject(
-                "group_size",
-                "advantages compare the completions of one prompt, so a group needs at "
-                "least 2; the paper uses 8",
-            )
-        step, update = self.prompts_per_step, self.prompts_per_update
-        if step % update:
-            low = step // update * update
-            fits = " or ".join(str(n) for n in (low, low + update) if n)
-            self._reject(
-                "prompts_per_step",
-                f"it must be a multiple of `prompts_per_update`={update} (both count "
-                f"prompts): {fits} would do",
-            )
-
-    def _validate_numbers(self) -> None:
-        for knob in (
-            "replay_ratio",
-            "replay_start_pass_rate",
-            "success_threshold",
-            "shaping_beta",
-            "clip_eps",
-            "clip_eps_high",
-            "entropy_coeff",
-            "adam_eps",
-            "weight_decay",
-            "grad_clip",
-            "skip_above_grad_norm",
-            "temperature",
-            "evaluation_temperature",
-        ):
-            value = getattr(self, knob)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if value is not None and not is_number:
-                self._reject(knob, "give a number, without quotes")
-        if isinstance(self.lr, str):
-            self._reject("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
-        if isinstance(self.lr, Real) and not self.lr > 0:
-            self._reject("lr", "give a learning rate above 0")
-
-    def _validate_ranges(self) -> None:
-        positive = {
-            "temperature": self.temperature,
-            "shaping_beta": self.shaping_beta,
-            "clip_eps": self.clip_eps,
-            "clip_eps_high": self.clip_eps_high,
-            "skip_above_grad_norm": self.skip_above_grad_norm,
-        }
-        for knob, value in positive.items():
-            if value is not None and not value > 0:
-                hint = "" if knob == "temperature" else ", or None to turn it off"
-                self._reject(knob, f"give a number above 0{hint}")
-        if not 0 <= self.replay_ratio <= 1:
-            self._reject(
-                "replay_ratio",
-                "it is a share of the prompts of a step: give a number from 0 (no "
-                "replay) to 1; the paper uses 0.5",
-            )
-        rate = self.replay_start_pass_rate
-        if rate is not None and not 0 <= rate < 1:
-            self._reject(
-                "replay_start_pass_rate",
-                "give a pass rate from 0 up to but not including 1, or None to start "
-                "at once",
-            )
-        if not 0 < self.success_threshold <= 1:
-            self._reject("success_threshold", "give a reward above 0 and at most 1")
-        if self.evaluation_temperature < 0:
-            self._reject("evaluation_temperature", "give 0 (greedy) or more")
-        if "{prompt}" not in self.plain_template:
-            self._reject("plain_template", "it needs the placeholder {prompt}")
-
-    def _validate_learners(self) -> None:
-        if self.zero_stage is None and self.num_learners > 1:
-            self._reject(
-                "zero_stage",
-                f"`num_learners`={self.num_learners} share one model through "
-                "DeepSpeed: give a ZeRO stage from 0 (whole copies) to 3 (everything "
-                "sharded)",
-            )
-        budget = self.max_tokens_per_micro_batch
-        if budget is not None and budget < 1:
-            self._reject("max_tokens_per_micro_batch", "give at least 1, or None")
-
     def _reject(self, knob: str, remedy: str) -> None:
         self._value_error(f"`{knob}` is {getattr(self, knob)!r}: {remedy}.")
+
+    def _refuse_settings_without_effect(self) -> None:
+        rllib = AlgorithmConfig()
+        for knob, remedy in _WITHOUT_EFFECT.items():
+            if getattr(self, knob) != getattr(rllib, knob):
+                self._reject(knob, f"it has no effect on ExGRPO; {remedy}")
 
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
@@ -476,10 +398,21 @@ class ExGRPOConfig(AlgorithmConfig):
             is_method = inspect.isfunction(getattr(type(self), name, None))
             is_setting = hasattr(self, name) and not is_method
             if not (is_tunes_own or name in special or is_setting):
-                near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
-                hint = f"did you mean `{near[0]}`?" if near else "see the README."
-                raise ValueError(f"`{key}` is not a setting of ExGRPO; {hint}")
+                self._refuse_name(key)
         return super().update_from_dict(settings)
+
+    def _refuse_unknown(self, names: Iterable[str], setter: Any) -> None:
+        """Refuses keyword arguments that RLlib's setter does not have."""
+        known = inspect.signature(setter).parameters
+        for name in names:
+            if name not in known:
+                self._refuse_name(name)
+
+    def _refuse_name(self, name: str) -> None:
+        near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
+        right = _OTHER_NAMES.get(name) or (near[0] if near else None)
+        hint = f"did you mean `{right}`?" if right else "see the README."
+        raise ValueError(f"`{name}` is not a setting of ExGRPO; {hint}")
 
     # --- what RLlib and the stations read
 
@@ -550,6 +483,7 @@ class ExGRPOConfig(AlgorithmConfig):
             "attn_implementation": self.attn_implementation,
             "trust_remote_code": self.trust_remote_code,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "config_overrides": self.model_config_overrides,
             "temperature": self.temperature,
         }
 

@@ -90,6 +90,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             max_prompt_tokens=config.max_prompt_tokens,
             max_completion_tokens=config.max_completion_tokens,
             trust_remote_code=config.trust_remote_code,
+            config_overrides=config.model_config_overrides,
             engine_kwargs=config.resolved_engine_kwargs(),
         )
 

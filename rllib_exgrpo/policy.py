@@ -4,6 +4,8 @@ Shapes: B rows, L tokens of prompt and completion, N counted tokens, V vocabular
 """
 
 import os
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,34 @@ def resolve_model(name_or_path: str) -> str:
     return str(path) if path.is_dir() else name_or_path
 
 
+def check_model_folder(name_or_path: str) -> None:
+    """Checks that a folder holds a model; hub names are left to the hub.
+
+    Raises:
+        ValueError: naming what is missing, with what the folder has.
+    """
+    folder = Path(resolve_model(name_or_path))
+    if not folder.is_dir():
+        return
+    there = sorted(path.name for path in folder.iterdir())
+    missing = [
+        part
+        for part, pattern in (
+            ("config.json", "config.json"),
+            ("weights (*.safetensors)", "*.safetensors"),
+            ("a tokenizer (tokenizer*.json, or its own files)", "*token*"),
+        )
+        if not any(fnmatch(name, pattern) for name in there)
+    ]
+    if missing:
+        raise ValueError(
+            f"`model_name_or_path`={name_or_path!r} is no model: the folder has no "
+            f"{' and no '.join(missing)}. It holds {', '.join(there[:8]) or 'nothing'}"
+            f"{', ...' if len(there) > 8 else ''}. Give the folder that "
+            "`save_pretrained` of model and tokenizer wrote."
+        )
+
+
 def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     """Loads the model's tokenizer.
 
@@ -61,13 +91,46 @@ def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any
         ) from error
 
 
-def load_model_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """Loads the model's Hugging Face configuration."""
+def load_model_config(
+    name_or_path: str,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> Any:
+    """Loads the model's Hugging Face configuration.
+
+    Args:
+        name_or_path: as for `resolve_model`.
+        trust_remote_code: run code that comes with the model.
+        overrides: values that replace those of the model's config.json.
+    """
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(
-        resolve_model(name_or_path), trust_remote_code=trust_remote_code
+        resolve_model(name_or_path),
+        trust_remote_code=trust_remote_code,
+        **(overrides or {}),
     )
+
+
+def check_model_length(
+    model_config: Any, max_prompt_tokens: int, max_completion_tokens: int
+) -> None:
+    """Checks that the longest sequence fits the positions a model was made for.
+
+    Raises:
+        ValueError: if it does not, with the three numbers and the ways out.
+    """
+    positions = getattr(model_config, "max_position_embeddings", None)
+    longest = max_prompt_tokens + max_completion_tokens
+    if positions is not None and longest > positions:
+        raise ValueError(
+            f"`max_prompt_tokens`={max_prompt_tokens} and `max_completion_tokens`="
+            f"{max_completion_tokens} make {longest} tokens, but the model reads "
+            f"{positions} (`max_position_embeddings` of its config.json). Lower them, "
+            "or stretch the model, for example with `model_config_overrides`="
+            f"{{'max_position_embeddings': {longest}}} if it uses rotary positions."
+        )
 
 
 def stop_token_ids(name_or_path: str, tokenizer: Any) -> list[int]:
@@ -126,6 +189,7 @@ class LanguagePolicy(nn.Module):
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
         gradient_checkpointing: bool = False,
+        config_overrides: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> "LanguagePolicy":
         """Loads weights and switches dropout off, as sampling has none.
@@ -136,6 +200,7 @@ class LanguagePolicy(nn.Module):
             attn_implementation: of transformers.
             trust_remote_code: run code that comes with the model.
             gradient_checkpointing: recompute layers in the backward pass.
+            config_overrides: values that replace those of the model's config.json.
             kwargs: for the constructor.
         """
         from transformers import AutoModelForCausalLM
@@ -144,6 +209,11 @@ class LanguagePolicy(nn.Module):
         logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path),
+            config=load_model_config(
+                name_or_path,
+                trust_remote_code=trust_remote_code,
+                overrides=config_overrides,
+            ),
             dtype=getattr(torch, dtype),
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,

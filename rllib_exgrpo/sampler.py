@@ -43,6 +43,7 @@ class VLLMSampler:
         max_prompt_tokens: longest prompt.
         max_completion_tokens: longest completion.
         trust_remote_code: run code that comes with the model.
+        config_overrides: values that replace those of the model's config.json.
         engine_kwargs: further arguments of `vllm.LLM`.
 
     Raises:
@@ -58,6 +59,7 @@ class VLLMSampler:
         max_prompt_tokens: int,
         max_completion_tokens: int,
         trust_remote_code: bool = False,
+        config_overrides: dict[str, Any] | None = None,
         engine_kwargs: dict[str, Any] | None = None,
     ) -> None:
         # Before the import: an engine in this process takes weights without pickling.
@@ -77,6 +79,7 @@ class VLLMSampler:
                 generation_config="vllm",
                 logprobs_mode="processed_logprobs",
                 trust_remote_code=trust_remote_code,
+                hf_overrides=config_overrides or {},
                 disable_log_stats=True,
                 **(engine_kwargs or {}),
             )

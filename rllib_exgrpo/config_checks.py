@@ -1,0 +1,153 @@
+"""Checks of the settings: which one is wrong, and the remedy. No Ray, no model."""
+
+from collections.abc import Iterator
+from itertools import chain
+from numbers import Real
+from typing import Any, NamedTuple
+
+
+class Fault(NamedTuple):
+    """A setting with a wrong value; the remedy completes "`knob` is VALUE: ..."."""
+
+    knob: str
+    remedy: str
+
+
+_CHOICES = {
+    "loss_aggregation": ("completion_mean", "completion_sum"),
+    "retired_prompts": ("drop", "until_pass_ends", "keep"),
+    "model_dtype": ("float32", "bfloat16", "float16"),
+    "prompt_format": ("auto", "chat", "plain"),
+    "long_prompts": ("error", "drop"),
+    "zero_stage": (None, 0, 1, 2, 3),
+}
+
+_COUNTS = (
+    "prompts_per_step",
+    "prompts_per_update",
+    "group_size",
+    "max_prompt_tokens",
+    "max_completion_tokens",
+    "evaluation_samples_per_prompt",
+)
+_OPTIONAL_COUNTS = ("evaluation_max_prompts", "max_tokens_per_micro_batch")
+
+_NUMBERS = (
+    "replay_ratio",
+    "replay_start_pass_rate",
+    "success_threshold",
+    "shaping_beta",
+    "clip_eps",
+    "clip_eps_high",
+    "entropy_coeff",
+    "adam_eps",
+    "weight_decay",
+    "grad_clip",
+    "skip_above_grad_norm",
+    "temperature",
+    "evaluation_temperature",
+)
+
+_POSITIVE = {
+    "temperature": "",
+    "shaping_beta": ", or None to turn it off",
+    "clip_eps": ", or None to turn it off",
+    "clip_eps_high": ", or None to turn it off",
+    "skip_above_grad_norm": ", or None to turn it off",
+}
+
+
+def setting_faults(config: Any) -> Iterator[Fault]:
+    """Yields what is wrong with the settings of an `ExGRPOConfig`, first things first.
+
+    A later check may rest on an earlier one: take the first fault, mend it, ask again.
+    """
+    return chain(
+        _choice_faults(config),
+        _count_faults(config),
+        _number_faults(config),
+        _range_faults(config),
+        _learner_faults(config),
+    )
+
+
+def _choice_faults(config: Any) -> Iterator[Fault]:
+    for knob, choices in _CHOICES.items():
+        if getattr(config, knob) not in choices:
+            yield Fault(knob, f"take one of {', '.join(map(repr, choices))}")
+
+
+def _count_faults(config: Any) -> Iterator[Fault]:
+    for knob in _COUNTS:
+        if not _is_count(getattr(config, knob)):
+            yield Fault(knob, "give a whole number of at least 1")
+    for knob in _OPTIONAL_COUNTS:
+        value = getattr(config, knob)
+        if value is not None and not _is_count(value):
+            yield Fault(knob, "give a whole number of at least 1, or None")
+    if config.group_size < 2:
+        yield Fault(
+            "group_size",
+            "advantages compare the completions of one prompt, so a group needs at "
+            "least 2; the paper uses 8",
+        )
+    step, update = config.prompts_per_step, config.prompts_per_update
+    if step % update:
+        low = step // update * update
+        fits = " or ".join(str(n) for n in (low, low + update) if n)
+        yield Fault(
+            "prompts_per_step",
+            f"it must be a multiple of `prompts_per_update`={update} (both count "
+            f"prompts): {fits} would do",
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _number_faults(config: Any) -> Iterator[Fault]:
+    for knob in _NUMBERS:
+        value = getattr(config, knob)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not is_number:
+            yield Fault(knob, "give a number, without quotes")
+    if isinstance(config.lr, str):
+        yield Fault("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
+    if isinstance(config.lr, Real) and not config.lr > 0:
+        yield Fault("lr", "give a learning rate above 0")
+
+
+def _range_faults(config: Any) -> Iterator[Fault]:
+    for knob, hint in _POSITIVE.items():
+        value = getattr(config, knob)
+        if value is not None and not value > 0:
+            yield Fault(knob, f"give a number above 0{hint}")
+    if not 0 <= config.replay_ratio <= 1:
+        yield Fault(
+            "replay_ratio",
+            "it is a share of the prompts of a step: give a number from 0 (no replay) "
+            "to 1; the paper uses 0.5",
+        )
+    rate = config.replay_start_pass_rate
+    if rate is not None and not 0 <= rate < 1:
+        yield Fault(
+            "replay_start_pass_rate",
+            "give a pass rate from 0 up to but not including 1, or None to start at "
+            "once",
+        )
+    if not 0 < config.success_threshold <= 1:
+        yield Fault("success_threshold", "give a reward above 0 and at most 1")
+    if config.evaluation_temperature < 0:
+        yield Fault("evaluation_temperature", "give 0 (greedy) or more")
+    if "{prompt}" not in config.plain_template:
+        yield Fault("plain_template", "it needs the placeholder {prompt}")
+
+
+def _learner_faults(config: Any) -> Iterator[Fault]:
+    if config.zero_stage is None and config.num_learners > 1:
+        yield Fault(
+            "zero_stage",
+            f"`num_learners`={config.num_learners} share one model through DeepSpeed: "
+            "give a ZeRO stage from 0 (whole copies) to 3 (everything sharded)",
+        )
