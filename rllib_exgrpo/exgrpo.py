@@ -16,18 +16,16 @@ The paper is arXiv 2510.02245 (v2). Departures from it, all switchable:
 """
 
 import logging
-import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
-from pyarrow.fs import FileSystem
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
@@ -53,7 +51,9 @@ from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
+from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
 from rllib_exgrpo.policy import (
+    build_empty,
     check_model_length,
     load_model_config,
     load_tokenizer,
@@ -86,6 +86,12 @@ class ExGRPO(Algorithm):
     def setup(self, config: ExGRPOConfig) -> None:
         """Checks the inputs, then starts env runners and learners."""
         # First what can be wrong, before anything heavy starts.
+        if config.engine_sleeps:
+            check_shared_gpu(
+                learner_memory(build_empty(**config._model_config_auto_includes)),
+                gpu_bytes=torch.cuda.get_device_properties(0).total_memory,
+                gpu_memory_utilization=config.gpu_memory_utilization,
+            )
         self._training_prompts = open_prompts(config)
         self._evaluation_prompts: PromptBook | None = None
         self._is_solved = False
@@ -424,40 +430,9 @@ class ExGRPO(Algorithm):
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, its weights into the engines too.
-
-        Raises:
-            ValueError: if a whole checkpoint comes from another number of learners or
-                another ZeRO stage; its optimiser state is cut differently.
-        """
-        if not kwargs.get("component"):
-            self._refuse_other_shards(path, kwargs.get("filesystem"))
+        """Restores a checkpoint, its weights into the engines too."""
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
-
-    def _refuse_other_shards(self, path: Any, filesystem: Any) -> None:
-        saved = _saved_config(path, filesystem)
-        for knob in ("num_learners", "zero_stage"):
-            own = getattr(self.config, knob)
-            if saved.get(knob, own) != own:
-                raise ValueError(
-                    f"The checkpoint {path} was written with `{knob}`={saved[knob]} "
-                    f"and this algorithm has `{knob}`={own}: the optimiser state "
-                    f"does not fit. Build it with `{knob}`={saved[knob]}, or "
-                    "restore the weights alone, from "
-                    "'CHECKPOINT/learner_group/learner/rl_module' with "
-                    "component='learner_group/learner/rl_module'."
-                )
-
-
-def _saved_config(path: Any, filesystem: Any) -> dict[str, Any]:
-    """Reads the config of a checkpoint; RLlib pickles it beside the state."""
-    if filesystem is None:
-        filesystem, path = FileSystem.from_uri(str(path))
-    file = Path(path) / Checkpointable.CLASS_AND_CTOR_ARGS_FILE_NAME
-    with filesystem.open_input_stream(file.as_posix()) as stream:
-        positional, _ = pickle.load(stream)["ctor_args_and_kwargs"]
-    return positional[0]
 
 
 def open_prompts(config: ExGRPOConfig) -> PromptBook:

@@ -10,6 +10,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_exgrpo.config_checks import setting_faults
+from rllib_exgrpo.lora import build_lora_config
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_format import PromptFormatter
 
@@ -110,6 +111,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.gradient_checkpointing = False
         self.trust_remote_code = False
         self.model_config_overrides: dict[str, Any] = {}
+        self.lora_config: dict[str, Any] | None = None
         self.prompt_format = "auto"
         self.plain_template = "{prompt}\n"
         self.system_prompt: str | None = None
@@ -124,6 +126,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.kv_cache_bytes = 2**28
         self.gpu_memory_utilization = 0.8
         self.tensor_parallel_size = 1
+        self.engine_sleeps = False
         self.engine_kwargs: dict[str, Any] = {}
 
         # Learners.
@@ -225,7 +228,8 @@ class ExGRPOConfig(AlgorithmConfig):
             weight_decay: of AdamW.
             skip_above_grad_norm: updates with a larger gradient norm (before clipping)
                 are skipped and counted; None skips only norms that are not finite.
-            kwargs: RLlib's own, such as `lr` and `grad_clip`.
+            kwargs: RLlib's own, such as `grad_clip` and `lr`: a number, or a schedule
+                over the completions sampled, see `rllib_exgrpo.schedules`.
         """
         given = _provided(locals())
         if "replay_buffer_config" in given:
@@ -244,6 +248,7 @@ class ExGRPOConfig(AlgorithmConfig):
         gradient_checkpointing: bool = NotProvided,
         trust_remote_code: bool = NotProvided,
         model_config_overrides: dict[str, Any] = NotProvided,
+        lora_config: dict[str, Any] | None = NotProvided,
         prompt_format: str = NotProvided,
         plain_template: str = NotProvided,
         system_prompt: str | None = NotProvided,
@@ -258,8 +263,9 @@ class ExGRPOConfig(AlgorithmConfig):
         Args:
             model_name_or_path: a Hugging Face causal language model: a folder, a hub
                 name, or "tiny-arithmetic", the embedded one.
-            model_dtype: of the weights, in the engine and in the learner: "float32" or
-                "bfloat16".
+            model_dtype: of weights and activations in the engine, and of activations
+                in the learner: "float32" or "bfloat16". What is trained is kept in
+                float32 either way.
             attn_implementation: of transformers: "sdpa", "eager",
                 "flash_attention_2", ...
             gradient_checkpointing: recompute layers in the backward pass to save
@@ -268,6 +274,9 @@ class ExGRPOConfig(AlgorithmConfig):
             model_config_overrides: values that replace those of the model's
                 config.json, in the engine and in the learner, for example
                 `{"max_position_embeddings": 16384}`.
+            lora_config: arguments of `peft.LoraConfig`, such as `{"r": 16,
+                "lora_alpha": 32, "target_modules": "all-linear"}`: train low-rank
+                adapters only. None trains all weights.
             prompt_format: "chat" uses the tokenizer's chat template, "plain" the
                 `plain_template`, "auto" the template where there is one.
             plain_template: text with the placeholder `{prompt}`.
@@ -289,6 +298,7 @@ class ExGRPOConfig(AlgorithmConfig):
         kv_cache_bytes: int = NotProvided,
         gpu_memory_utilization: float = NotProvided,
         tensor_parallel_size: int = NotProvided,
+        engine_sleeps: bool = NotProvided,
         engine_kwargs: dict[str, Any] = NotProvided,
     ) -> Self:
         """Sets the vLLM engine that each env runner hosts.
@@ -299,6 +309,8 @@ class ExGRPOConfig(AlgorithmConfig):
             kv_cache_bytes: key-value cache of an engine on a CPU.
             gpu_memory_utilization: share of the GPU's memory for an engine on a GPU.
             tensor_parallel_size: GPUs of one engine.
+            engine_sleeps: give the engine's memory to the learner during an update, for
+                an engine and a learner in one process on one GPU.
             engine_kwargs: further arguments of `vllm.LLM`; they win.
         """
         return self._assign(_provided(locals()))
@@ -317,7 +329,9 @@ class ExGRPOConfig(AlgorithmConfig):
         Args:
             zero_stage: DeepSpeed's ZeRO stage, 0 to 3. None, for at most one learner,
                 trains with plain PyTorch.
-            deepspeed_config: further DeepSpeed settings.
+            deepspeed_config: further DeepSpeed settings, such as
+                `{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}`.
+                Those that knobs decide are refused.
             max_tokens_per_micro_batch: token budget of one forward and backward pass,
                 padding included; it changes speed and memory, not the update.
             kwargs: RLlib's own, such as `num_learners` and `num_gpus_per_learner`.
@@ -370,6 +384,8 @@ class ExGRPOConfig(AlgorithmConfig):
             self._reject(fault.knob, fault.remedy)
         self._refuse_settings_without_effect()
         check_model_folder(self.model_name_or_path)
+        if self.lora_config is not None:
+            build_lora_config(self.lora_config)
         self.build_replay_buffer()
         super().validate()
 
@@ -484,6 +500,7 @@ class ExGRPOConfig(AlgorithmConfig):
             "trust_remote_code": self.trust_remote_code,
             "gradient_checkpointing": self.gradient_checkpointing,
             "config_overrides": self.model_config_overrides,
+            "lora_config": self.lora_config,
             "temperature": self.temperature,
         }
 
@@ -504,6 +521,7 @@ class ExGRPOConfig(AlgorithmConfig):
             sized = {
                 "gpu_memory_utilization": self.gpu_memory_utilization,
                 "tensor_parallel_size": self.tensor_parallel_size,
+                "enable_sleep_mode": self.engine_sleeps,
             }
         else:
             # Compiling takes longer than it saves on models that suit a CPU.

@@ -103,7 +103,10 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         RLlib restart it, wait, and hide the cause.
         """
         try:
-            return self._rollout(request)
+            result = self._rollout(request)
+            if self.config.engine_sleeps and not request.evaluation:
+                self.sampler.sleep()  # until the new weights come
+            return result
         except Exception:  # any: the environment is the user's code
             if not self.worker_index:
                 raise

@@ -7,16 +7,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from ray.rllib.core import (
-    COMPONENT_OPTIMIZER,
-    COMPONENT_RL_MODULE,
-    DEFAULT_MODULE_ID,
-)
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 
 from rllib_exgrpo.batching import MiniBatch, PaddedRows, Rows, pad
 from rllib_exgrpo.exgrpo_rl_module import ExGRPORLModule
@@ -50,7 +46,7 @@ class ExGRPOLearner(TorchLearner):
         """Builds the training engine around the module."""
         module = self.lm_module
         self.engine = self._build_engine(module, config)
-        module.gathered = self.engine.gathered
+        module.engine = self.engine
         self.register_optimizer(
             module_id=module_id,
             optimizer=self.engine.optimizer,
@@ -66,19 +62,22 @@ class ExGRPOLearner(TorchLearner):
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
         )
-        # The schedule's first value; RLlib moves it from there.
-        lr = config.lr if isinstance(config.lr, float) else config.lr[0][1]
+        # `update` sets it from the schedule, as it does for a constant.
+        common = {
+            "lr": 0.0,
+            "rules": rules,
+            "dtype": getattr(torch, config.model_dtype),
+        }
         if config.zero_stage is None:
-            return TorchEngine(module.policy, lr=lr, rules=rules)
+            return TorchEngine(module.policy, **common)
         from rllib_exgrpo.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(
             module.policy,
-            lr=lr,
-            rules=rules,
             zero_stage=config.zero_stage,
             deepspeed_config=config.deepspeed_config,
             device=self._device,
+            **common,
         )
 
     @override(TorchLearner)
@@ -113,23 +112,39 @@ class ExGRPOLearner(TorchLearner):
             RLlib's reduced metrics; their values hold over all learners.
         """
         mini_batches = cast(Sequence[MiniBatch], training_data.batch)
+        learning_rate = self._set_learning_rate(timesteps or {})
         totals, results = [], []
         for mini_batch in mini_batches:
             totals.append(self._accumulate_gradients(mini_batch, clip_eps))
             results.append(self.engine.step())
         self._weights_seq_no += 1
 
-        norms = [result.grad_norm for result in results]
+        rules, norms = self.engine.optimizer.rules, [r.grad_norm for r in results]
         metrics = {
             **self._token_metrics(totals),
             "grad_norm": float(np.mean(norms)),
             "grad_norm_max": float(np.max(norms)),
+            "grad_clip_fraction": float(np.mean([rules.clips(norm) for norm in norms])),
             "num_skipped_updates": float(sum(not r.applied for r in results)),
+            "learning_rate": learning_rate,
         }
         for name, value in metrics.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), value, window=1)
         self.after_gradient_based_update(timesteps=timesteps or {})
         return self.metrics.reduce()
+
+    def _set_learning_rate(self, timesteps: dict[str, Any]) -> float:
+        """Takes the learning rate of this step from the schedule.
+
+        RLlib does so after a step, which after a restore leaves the first step with
+        the rate that the optimiser was built with.
+        """
+        optimizer = self.engine.optimizer
+        rate = self._optimizer_lr_schedules[optimizer].update(
+            timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
+        )
+        self._set_optimizer_lr(optimizer, rate)
+        return float(rate)
 
     def _accumulate_gradients(
         self, mini_batch: MiniBatch, clip_eps: ClipRange
@@ -273,34 +288,22 @@ class ExGRPOLearner(TorchLearner):
 
     @override(TorchLearner)
     def _get_optimizer_state(self) -> dict[str, Any]:
-        """Returns this learner's shard; the learner group collects all of them."""
-        return self.engine.optimizer_state()
+        """Returns the whole state on the first learner; empty on the others."""
+        return dict(self.engine.optimizer_state())
+
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.engine.load_optimizer_state(state)
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Loads weights, optimiser shards and counters.
+        """Loads weights, optimiser state and counters, from any number of learners.
 
         Unlike RLlib's, it takes weights of any version: going back to an older
         checkpoint must bring its weights back.
-
-        Raises:
-            ValueError: if the optimiser state comes from another number of learners.
         """
         state = dict(state)
         if COMPONENT_RL_MODULE in state:
             self.module.set_state(state.pop(COMPONENT_RL_MODULE))
-        if COMPONENT_OPTIMIZER in state:
-            self._load_optimizer_shards(state.pop(COMPONENT_OPTIMIZER))
         super().set_state(state)
         self._weights_seq_no = state.get(WEIGHTS_SEQ_NO, self._weights_seq_no)
-
-    def _load_optimizer_shards(self, shards: list[dict[str, Any]]) -> None:
-        num_learners = max(self.config.num_learners, 1)
-        if len(shards) != num_learners:
-            raise ValueError(
-                f"The checkpoint holds the optimiser state of {len(shards)} learner(s) "
-                f"and this run has {num_learners}. Restore with "
-                f"`num_learners`={len(shards)}, or load only the weights by "
-                "restoring the component 'learner_group/learner/rl_module'."
-            )
-        self.engine.load_optimizer_state(shards)

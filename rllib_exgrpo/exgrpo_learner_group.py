@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER
+from ray.rllib.core import COMPONENT_LEARNER
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
@@ -29,7 +29,7 @@ class ExGRPOLearnerGroup(LearnerGroup):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Returns the first learner's state, with the optimiser shards of all.
+        """Returns the first learner's state, to which all contribute.
 
         RLlib asks one learner only, which waits for the others for ever where reading
         the parameters is a collective call.
@@ -46,10 +46,7 @@ class ExGRPOLearnerGroup(LearnerGroup):
                 **kwargs,
             },
         )
-        state = dict(states[0])
-        if COMPONENT_OPTIMIZER in state:
-            state[COMPONENT_OPTIMIZER] = [s[COMPONENT_OPTIMIZER] for s in states]
-        return {COMPONENT_LEARNER: state}
+        return {COMPONENT_LEARNER: states[0]}
 
     def train(self, mini_batches: Sequence[Rows], **kwargs: Any) -> list[Any]:
         """Makes one optimiser update for each mini-batch, shared by all learners.

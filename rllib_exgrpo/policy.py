@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from rllib_exgrpo.lora import add_adapters
+
 TINY_MODEL = "tiny-arithmetic"
 """Name of the embedded model, accepted wherever a model path or hub name is."""
 
@@ -148,6 +150,55 @@ def stop_token_ids(name_or_path: str, tokenizer: Any) -> list[int]:
     return sorted(int(i) for i in ids if i is not None)
 
 
+def build_empty(
+    name_or_path: str,
+    *,
+    dtype: str,
+    trust_remote_code: bool = False,
+    config_overrides: Mapping[str, Any] | None = None,
+    lora_config: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Builds the causal LM without weights, on PyTorch's meta device.
+
+    Args:
+        name_or_path: as for `resolve_model`.
+        dtype: of the weights, a torch dtype's name.
+        trust_remote_code: run code that comes with the model.
+        config_overrides: values that replace those of the model's config.json.
+        lora_config: arguments of `peft.LoraConfig`: add adapters.
+        kwargs: others of `LanguagePolicy.from_pretrained`, unused.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = load_model_config(
+        name_or_path, trust_remote_code=trust_remote_code, overrides=config_overrides
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+        )
+        if lora_config is not None:
+            add_adapters(model, lora_config)
+    return model
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Lets layers recompute their activations in the backward pass.
+
+    transformers does so only for layers in training mode. Their parts stay in
+    evaluation mode, without dropout.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
 class TokenScores(NamedTuple):
     """Per counted token, in row order: (N,) float32 log-prob and entropy in nats."""
 
@@ -190,6 +241,7 @@ class LanguagePolicy(nn.Module):
         trust_remote_code: bool = False,
         gradient_checkpointing: bool = False,
         config_overrides: Mapping[str, Any] | None = None,
+        lora_config: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> "LanguagePolicy":
         """Loads weights and switches dropout off, as sampling has none.
@@ -201,6 +253,7 @@ class LanguagePolicy(nn.Module):
             trust_remote_code: run code that comes with the model.
             gradient_checkpointing: recompute layers in the backward pass.
             config_overrides: values that replace those of the model's config.json.
+            lora_config: arguments of `peft.LoraConfig`: train only adapters.
             kwargs: for the constructor.
         """
         from transformers import AutoModelForCausalLM
@@ -219,8 +272,10 @@ class LanguagePolicy(nn.Module):
             trust_remote_code=trust_remote_code,
         )
         model.config.use_cache = False
+        if lora_config is not None:
+            add_adapters(model, lora_config)
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_layers(model)
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -44,7 +44,7 @@ class VLLMSampler:
         max_completion_tokens: longest completion.
         trust_remote_code: run code that comes with the model.
         config_overrides: values that replace those of the model's config.json.
-        engine_kwargs: further arguments of `vllm.LLM`.
+        engine_kwargs: further arguments of `vllm.LLM`; `enable_sleep_mode` for `sleep`.
 
     Raises:
         ImportError: if vLLM is not installed, naming the extra to install.
@@ -68,6 +68,7 @@ class VLLMSampler:
         vllm = _import_vllm()
         self._vllm = vllm
         self._max_completion_tokens = max_completion_tokens
+        self._is_asleep = False
         self._stop_token_ids = stop_token_ids(model_name_or_path, tokenizer)
         with _torch_settings_kept():
             self._llm = vllm.LLM(
@@ -105,7 +106,17 @@ class VLLMSampler:
 
         Returns:
             For each prompt its completions.
+
+        Raises:
+            RuntimeError: if the prefix cache of earlier calls cannot be dropped. It may
+                come from other weights, and a completion must not depend on which
+                prompts went before.
         """
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM kept its prefix cache, so prompts would be read with old weights."
+                " This happens when requests are still running."
+            )
         greedy = temperature == 0
         params = [
             self._vllm.SamplingParams(
@@ -133,19 +144,24 @@ class VLLMSampler:
         Args:
             state_dict: by Hugging Face names, tied weights under each of their names
                 (an alias that is left out would keep its old values).
-
-        Raises:
-            RuntimeError: if the prefix cache, computed with the old weights, cannot be
-                dropped.
         """
+        # The cache only after the weights: both copies of the weights and the cache
+        # at once may not fit beside a learner.
+        self._wake("weights")
         self._llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(state_dict.items())}
         )
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError(
-                "vLLM kept its prefix cache after a weight update, so prompts would be "
-                "read with old weights. This happens when requests are still running."
-            )
+        self._wake("kv_cache")
+        self._is_asleep = False
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and cache back, until `load_weights`."""
+        self._llm.sleep(level=2)
+        self._is_asleep = True
+
+    def _wake(self, part: str) -> None:
+        if self._is_asleep:
+            self._llm.wake_up(tags=[part])
 
     def close(self) -> None:
         """Shuts the engine down and frees its memory."""

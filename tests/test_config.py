@@ -26,6 +26,7 @@ def config_with(**knobs):
         ("loss_aggregation", "mean", "'completion_mean', 'completion_sum'"),
         ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
         ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
+        ("model_dtype", "float16", "'float32', 'bfloat16'"),
         ("zero_stage", 4, "None, 0, 1, 2, 3"),
         ("prompts_per_update", 0, "at least 1"),
         ("replay_ratio", "0.5", "a number, without quotes"),
@@ -54,6 +55,49 @@ def test_several_learners_need_a_zero_stage():
     config = config_with(num_learners=2)
     with pytest.raises(ValueError, match="`zero_stage` is None.*`num_learners`=2"):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"gradient_clipping": 2.0}, "`grad_clip` controls"),  # bug report 37
+        ({"gradient_accumulation_steps": 2}, "`max_tokens_per_micro_batch`"),
+        ({"train_batch_size": 8}, "`prompts_per_update` and `group_size`"),
+        ({"train_micro_batch_size_per_gpu": 8}, "`max_tokens_per_micro_batch`"),
+        ({"optimizer": {"type": "Adam"}}, "`lr`, `adam_betas`"),
+        ({"scheduler": {"type": "WarmupLR"}}, "`lr` controls"),
+        ({"bf16": {"enabled": True}}, "`model_dtype`"),
+        ({"fp16": {"enabled": True}}, "`model_dtype`"),
+        ({"zero_optimization": {"stage": 3}}, "stage 3 and `zero_stage` for 1"),
+        ({"zero_optimization": {"offload_param": {}}}, "`zero_stage`=3 or more"),
+    ],
+)
+def test_deepspeed_settings_with_a_knob_are_refused(settings, remedy):
+    config = config_with(zero_stage=1, deepspeed_config=settings)
+    with pytest.raises(ValueError, match=remedy) as caught:
+        config.validate()
+    assert "`deepspeed_config`" in str(caught.value)
+
+
+def test_deepspeed_settings_need_a_zero_stage():
+    with pytest.raises(ValueError, match="no effect without DeepSpeed"):
+        config_with(deepspeed_config={"wall_clock_breakdown": True}).validate()
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        [[0, 1e-6]],
+        [[5, 1e-6], [10, 0]],
+        [[0, 1], [0, 2]],
+        [[0, -1], [1, 1]],
+        [0, 1],
+        None,
+    ],
+)
+def test_a_bad_learning_rate_schedule_is_refused(lr):
+    with pytest.raises(ValueError, match="`lr` is .*completions sampled"):
+        config_with(lr=lr).validate()
 
 
 def test_replay_buffer_knobs_are_checked():

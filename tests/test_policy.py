@@ -105,3 +105,24 @@ def test_a_missing_folder_is_named():
 def test_an_unreachable_hub_name_is_named():
     with pytest.raises(ValueError, match="`model_name_or_path`='nobody/nothing'"):
         load_tokenizer("nobody/nothing")
+
+
+def test_checkpointed_layers_run_twice_and_give_the_same_gradients():
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        policy = LanguagePolicy.from_pretrained(
+            "tiny-arithmetic", gradient_checkpointing=checkpointing
+        )
+        count = [0]
+        for layer in policy.model.model.layers:
+            layer.input_layernorm.register_forward_hook(
+                lambda *_, count=count: count.__setitem__(0, count[0] + 1)
+            )
+        ids = torch.arange(5, 25).reshape(2, 10)
+        mask = torch.ones(2, 9, dtype=torch.bool)
+        policy(ids, torch.ones_like(ids, dtype=torch.bool), mask).logp.sum().backward()
+        gradients.append([p.grad for p in policy.parameters()])
+        calls.append(count[0])
+    assert calls == [4, 8]  # four layers, again in the backward pass
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain, atol=1e-5, rtol=1e-5)

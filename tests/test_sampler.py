@@ -22,15 +22,14 @@ ENGINE = {"kv_cache_memory_bytes": 2**27, "enforce_eager": True}
 LONG_PROMPT = "What is 12 + 34?\n" * 20  # 340 tokens: more than two cache blocks
 
 
-def make_sampler(path: str, **kwargs) -> VLLMSampler:
+def make_sampler(path: str, engine=None) -> VLLMSampler:
     return VLLMSampler(
         model_name_or_path=path,
         tokenizer=load_tokenizer(path),
         dtype="float32",
         max_prompt_tokens=400,
         max_completion_tokens=48,
-        engine_kwargs=ENGINE,
-        **kwargs,
+        engine_kwargs={**ENGINE, **(engine or {})},
     )
 
 
@@ -97,6 +96,32 @@ def test_log_probs_are_the_learners_before_and_after_new_weights(model, text):
             expected = learner_logp(policy, prompt, sample)
             # float32 noise of two implementations; a stale cache differs by over 0.1
             np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
+
+
+def test_what_was_sampled_before_leaves_no_trace(model):
+    path, sampler = model
+    prompt = encode(path, LONG_PROMPT)
+    ((first,),) = sampler.sample([prompt], [1], temperature=1.0, seed=3)
+    ((again,),) = sampler.sample([prompt], [1], temperature=1.0, seed=3)
+    np.testing.assert_array_equal(again.logp, first.logp)
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_engine_samples_like_the_learner():
+    path = resolve_model("tiny-arithmetic")
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    sampler = make_sampler(path, parallel)
+    policy = LanguagePolicy.from_pretrained(path)
+    prompt = encode(path, "What is 58 + 367?\n")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.05)
+    sampler.load_weights(policy.model.state_dict())
+    (samples,) = sampler.sample([prompt], [4], temperature=1.0, seed=3)
+    sampler.close()
+    for sample in samples:
+        expected = learner_logp(policy, prompt, sample)
+        np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
 
 
 def test_a_temperature_is_part_of_the_log_probs(model):
