@@ -71,7 +71,7 @@ _LEARNERS = {
     "rollout_logp_diff_max": Metric("nats", "the same, largest"),
     "grad_norm": Metric("", "mean over the updates of the step, before clipping"),
     "grad_norm_max": Metric("", "largest of the step, before clipping"),
-    "grad_clip_fraction": Metric("share", "updates whose gradient was clipped"),
+    "grad_clip_fraction": Metric("share", "updates whose norm exceeds grad_clip"),
     "num_skipped_updates": Metric("updates", "of the step, skipped for their norm"),
     "learning_rate": Metric("", "of all updates of the step"),
 }

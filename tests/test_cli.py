@@ -130,6 +130,7 @@ def test_other_algorithms_and_mixed_forms_are_refused(capsys, tmp_path):
     message = refusal(capsys, "train", "--algo", "ExGRPO", "--stop", '{"x": 1}')
     assert "'x'" in message
     assert "no checkpoint" in refusal(capsys, "evaluate", tmp_path)
+    assert "no checkpoint" in refusal(capsys, "export", tmp_path, tmp_path / "model")
 
 
 @pytest.mark.parametrize(
