@@ -114,7 +114,7 @@ def _number_faults(config: Any) -> Iterator[Fault]:
             yield Fault(knob, "give a number, without quotes")
     if isinstance(config.lr, str):
         yield Fault("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
-    if isinstance(config.lr, Real) and not config.lr > 0:
+    if isinstance(config.lr, int | float) and not config.lr > 0:
         yield Fault("lr", "give a learning rate above 0")
 
 

@@ -87,6 +87,7 @@ class ExGRPO(Algorithm):
         """Checks the inputs, then starts env runners and learners."""
         # First what can be wrong, before anything heavy starts.
         self._training_prompts = open_prompts(config)
+        self._warn_of_few_prompts()
         self._evaluation_prompts: PromptBook | None = None
         self._is_solved = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
@@ -100,6 +101,16 @@ class ExGRPO(Algorithm):
         super().setup(config)
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
+
+    def _warn_of_few_prompts(self) -> None:
+        there, wanted = len(self._training_prompts.ids), self.config.prompts_per_step
+        if there < wanted:
+            logger.warning(
+                "`prompts_per_step` is %d and the environment has %d prompts: no step "
+                "draws a prompt twice, so steps are smaller than asked.",
+                wanted,
+                there,
+            )
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:

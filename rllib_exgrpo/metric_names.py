@@ -136,6 +136,9 @@ _OLD_NAMES = {
 """What older RLlib versions called some of them."""
 
 
+_COUNTERS = ("training_iteration", "num_env_steps_sampled_lifetime")
+
+
 def find_metric(path: str) -> Metric | None:
     """Returns the unit and meaning of a metric, None for an unknown path."""
     matches = (m for name, m in METRICS.items() if fnmatch(path, name))

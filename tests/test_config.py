@@ -35,6 +35,12 @@ def config_with(**knobs):
         ("plain_template", "Q:", "placeholder {prompt}"),
         ("model_name_or_path", "./no/such/model", "no such folder"),
         ("evaluation_temperature", -1.0, "0 \\(greedy\\) or more"),
+        ("evaluation_max_prompts", 0, "at least 1, or None"),
+        ("model_dtype", "bf16", "'float32', 'bfloat16'"),
+        ("minibatch_size", 64, "no effect on ExGRPO; set `prompts_per_update`"),
+        ("num_epochs", 3, "no effect on ExGRPO"),
+        ("gamma", 0.9, "nothing is discounted"),
+        ("model", {"fcnet_hiddens": [8]}, "`language_model\\(\\)`"),
     ],
 )
 def test_bad_values_are_refused_with_knob_value_and_remedy(knob, value, remedy):
@@ -69,6 +75,11 @@ def test_unknown_settings_in_a_dict_are_refused_with_the_nearest_name():
     for method in ("language_model", "training"):
         with pytest.raises(ValueError, match=f"`{method}` is not a setting"):
             ExGRPOConfig().update_from_dict({method: "x"})
+    for other, own in (("learning_rate", "lr"), ("num_generations", "group_size")):
+        with pytest.raises(ValueError, match=f"did you mean `{own}`"):
+            ExGRPOConfig().update_from_dict({other: 1})
+        with pytest.raises(ValueError, match=f"did you mean `{own}`"):
+            ExGRPOConfig().training(**{other: 1})
     config = ExGRPOConfig().update_from_dict({"replay_ratio": 0.25, "lr": 1e-5})
     assert (config.replay_ratio, config.lr) == (0.25, 1e-5)
 
@@ -141,4 +152,26 @@ def test_an_environment_without_prompt_ids_is_refused():
 def test_unknown_environment_settings_name_the_nearest():
     config = ExGRPOConfig().environment(ArithmeticEnv, env_config={"digit": (1, 2)})
     with pytest.raises(ValueError, match="`digit`.*`digits`"):
+        open_prompts(config)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    config = config_with(model_name_or_path=str(tmp_path))
+    with pytest.raises(ValueError, match="`model_name_or_path`.*no weights.*config.j"):
+        config.validate()
+
+
+def test_sequences_beyond_the_models_positions_are_refused():
+    # The embedded model reads 16,384 tokens.
+    config = config_with(max_prompt_tokens=1024, max_completion_tokens=15361)
+    with pytest.raises(ValueError, match="make 16385 tokens, but the model reads 163"):
+        open_prompts(config)
+    config.language_model(model_config_overrides={"max_position_embeddings": 16385})
+    assert len(open_prompts(config).ids) == 2048
+
+
+def test_a_bad_environment_is_told_before_the_model_is_looked_for():
+    config = ExGRPOConfig().environment("CartPole-v1").language_model("no/model")
+    with pytest.raises(ValueError, match="has no `prompt_ids`"):
         open_prompts(config)
