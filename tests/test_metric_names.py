@@ -33,7 +33,7 @@ def test_metrics_of_rollouts_evaluations_and_the_buffer_are_in_the_table():
     groups = [group("a", "amc"), group("b", "aime")]
     results = [RolloutResult(groups, 0, reasons={"ok": 2, "wrong": 2})]
     logged = {
-        "env_runners": rollout_metrics(groups, results, success_threshold=1.0),
+        "env_runners": rollout_metrics(groups, [results], success_threshold=1.0),
         "evaluation": evaluation_metrics(groups, success_threshold=1.0),
         "evaluation_at_start": evaluation_metrics(groups, success_threshold=1.0),
         "replay": ExGRPOReplayBuffer(group_size=8).get_metrics(),
