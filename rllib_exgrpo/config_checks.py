@@ -14,7 +14,14 @@ class Fault(NamedTuple):
 
 
 _CHOICES = {
-    "loss_aggregation": ("completion_mean", "completion_sum"),
+    "loss_aggregation": (
+        "completion_mean",
+        "completion_sum",
+        "token_mean",
+        "sequence_mean",
+    ),
+    "behavior_logp_source": ("engine", "learner"),
+    "rollout_correction_level": ("token", "sequence"),
     "retired_prompts": ("drop", "until_pass_ends", "keep"),
     "model_dtype": ("float32", "bfloat16", "float16"),
     "prompt_format": ("auto", "chat", "plain"),
@@ -44,6 +51,8 @@ _NUMBERS = (
     "weight_decay",
     "grad_clip",
     "skip_above_grad_norm",
+    "rollout_correction_cap",
+    "max_rollout_logp_diff",
     "temperature",
     "evaluation_temperature",
 )
@@ -54,7 +63,40 @@ _POSITIVE = {
     "clip_eps": ", or None to turn it off",
     "clip_eps_high": ", or None to turn it off",
     "skip_above_grad_norm": ", or None to turn it off",
+    "rollout_correction_cap": ", or None to turn it off",
+    "max_rollout_logp_diff": ", or None to turn it off",
 }
+
+_FULL_DISTRIBUTION = (
+    "completions are drawn from the model's full distribution, because the learner's "
+    "log-probs are those of the full distribution; remove it"
+)
+_ENGINE_SETTINGS = {
+    "model": "`model_name_or_path` sets it",
+    "dtype": "`model_dtype` sets it",
+    "trust_remote_code": "`trust_remote_code` of `language_model()` sets it",
+    "hf_overrides": "`model_config_overrides` sets it",
+    "max_model_len": "`max_prompt_tokens` and `max_completion_tokens` set it",
+    "seed": "`debugging(seed=...)` sets it, and each call has a seed of its own",
+    "disable_log_stats": "`env_runners/tokens_per_second` tells the speed",
+    "logprobs_mode": "the learner needs the log-probs of the sampling distribution",
+    **dict.fromkeys(
+        (
+            "generation_config",
+            "override_generation_config",
+            "logits_processors",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ),
+        _FULL_DISTRIBUTION,
+    ),
+    "temperature": "`temperature` of `engine()` sets it",
+}
+"""What `engine_kwargs` may not hold, of `vllm.LLM` and of sampling, and why."""
 
 
 def setting_faults(config: Any) -> Iterator[Fault]:
@@ -68,6 +110,8 @@ def setting_faults(config: Any) -> Iterator[Fault]:
         _number_faults(config),
         _range_faults(config),
         _learner_faults(config),
+        _engine_faults(config),
+        _correction_faults(config),
     )
 
 
@@ -85,6 +129,8 @@ def _count_faults(config: Any) -> Iterator[Fault]:
         value = getattr(config, knob)
         if value is not None and not _is_count(value):
             yield Fault(knob, "give a whole number of at least 1, or None")
+    if not _is_count(config.max_resampled_prompts + 1):
+        yield Fault("max_resampled_prompts", "give a whole number of at least 0")
     if config.group_size < 2:
         yield Fault(
             "group_size",
@@ -151,3 +197,29 @@ def _learner_faults(config: Any) -> Iterator[Fault]:
             f"`num_learners`={config.num_learners} share one model through DeepSpeed: "
             "give a ZeRO stage from 0 (whole copies) to 3 (everything sharded)",
         )
+
+
+def _engine_faults(config: Any) -> Iterator[Fault]:
+    for name, reason in _ENGINE_SETTINGS.items():
+        if name in config.engine_kwargs:
+            yield Fault("engine_kwargs", f"it may not hold {name!r}: {reason}")
+
+
+def _correction_faults(config: Any) -> Iterator[Fault]:
+    bounds = config.rollout_correction_range
+    if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
+        yield Fault(
+            "rollout_correction_range",
+            "give (low, high) with 0 <= low < 1 < high, for example (0.5, 2.0), or "
+            "None to turn it off",
+        )
+    for knob in ("rollout_correction_cap", "rollout_correction_range"):
+        if (
+            getattr(config, knob) is not None
+            and config.behavior_logp_source == "engine"
+        ):
+            yield Fault(
+                knob,
+                "it compares the engine's log-probs with the learner's, which "
+                "`behavior_logp_source`='learner' computes; set that too",
+            )

@@ -30,7 +30,11 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
@@ -49,7 +53,12 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.result import DONE
 
-from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
+from rllib_exgrpo.batching import (
+    Rows,
+    rows_from_candidates,
+    rows_from_groups,
+    trained_rows,
+)
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
@@ -60,6 +69,8 @@ from rllib_exgrpo.policy import (
 )
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
+from rllib_exgrpo.resampling import Resampled, resample
+from rllib_exgrpo.rollout_correction import rebase
 from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
 from rllib_exgrpo.text_env import PromptBook, prompt_ids
 
@@ -90,6 +101,7 @@ class ExGRPO(Algorithm):
         self._warn_of_few_prompts()
         self._evaluation_prompts: PromptBook | None = None
         self._is_solved = False
+        self._has_warned_of_logp_diff = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
@@ -139,14 +151,15 @@ class ExGRPO(Algorithm):
             # The learners score candidates while remote engines sample.
             replayed = self._choose_replayed(draws)
             results = self._rollout.collect()
-        groups = _join(results, replayed)
+            trained, replaced, more = self._resample(_join(results, replayed))
         with self._timed("update"):
-            self._update(groups)
+            self._update(trained)
+        groups = trained + replaced
         with self._timed("record"):
             self._record(groups)
         with self._timed("sync"):
             self._push_weights(self.env_runner_group)
-        self._log_step(groups, results)
+        self._log_step(groups, [results, *more])
 
     def _end_solved(self) -> None:
         """Ends the run: no prompt is left to learn from."""
@@ -171,14 +184,32 @@ class ExGRPO(Algorithm):
         )
         return draws, fresh_ids
 
-    def _start_rollout(self, draws: list[Draw], fresh_ids: list[PromptId]) -> None:
+    def _start_rollout(
+        self, draws: list[Draw], fresh_ids: list[PromptId], sampling_round: int = 0
+    ) -> None:
         size = self.config.group_size
         self._rollout.start(
             [draw.prompt_id for draw in draws] + fresh_ids,
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
             iteration=self.iteration,
+            sampling_round=sampling_round,
         )
+
+    def _resample(self, groups: list[Group]) -> Resampled:
+        """Replaces fresh groups that teach nothing by new prompts, if asked to."""
+
+        def draw(count: int, exclude: Collection[PromptId]) -> list[PromptId]:
+            return self.prompt_cycle.draw(
+                count, exclude=exclude, is_retired=self.replay_buffer.is_retired
+            )
+
+        def sample(ids: list[PromptId], sampling_round: int) -> list[RolloutResult]:
+            self._start_rollout([], ids, sampling_round)
+            return self._rollout.collect()
+
+        cap = self.config.max_resampled_prompts
+        return resample(groups, cap, draw=draw, sample=sample)
 
     def _choose_replayed(self, draws: list[Draw]) -> dict[PromptId, Completion]:
         """Chooses the stored completion of each drawn prompt (section 4.1)."""
@@ -207,12 +238,43 @@ class ExGRPO(Algorithm):
     def _update(self, groups: list[Group]) -> None:
         """Makes an optimiser update for each mini-batch of whole groups."""
         config = self.config
+        mini_batches = self._mini_batches(groups)
+        if config.behavior_logp_source == "learner":
+            mini_batches = [self._rebase(rows) for rows in mini_batches]
         results = self.learner_group.train(
-            self._mini_batches(groups),
+            mini_batches,
             clip_eps=config.fresh_clip_range(replay_is_active=self.replay_is_active),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._num_steps_lifetime},
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self._check_rollout_logp_diff()
+
+    def _rebase(self, rows: Rows) -> Rows:
+        """Has the learners compute the log-probs of fresh rows, before any update."""
+        config = self.config
+        index = trained_rows(rows, config.skips_zero_advantages)
+        index = index[~rows.replayed_B[index]]
+        learner_logp = self.learner_group.token_logp(rows.take(index))
+        return rebase(rows, index, learner_logp, config.rollout_correction)
+
+    def _check_rollout_logp_diff(self) -> None:
+        """Warns, once in a run, if engine and learner disagree about fresh tokens."""
+        bound = self.config.max_rollout_logp_diff
+        diff = self.metrics.peek(
+            (LEARNER_RESULTS, DEFAULT_MODULE_ID, "rollout_logp_diff_mean")
+        )
+        if bound is None or diff <= bound or self._has_warned_of_logp_diff:
+            return
+        self._has_warned_of_logp_diff = True
+        logger.warning(
+            "Engine and learner disagree by %.3g nats a fresh token, more than "
+            "`max_rollout_logp_diff`=%g. Importance ratios are biased by it. With "
+            "`model_dtype`='bfloat16' set `behavior_logp_source`='learner' and "
+            "`rollout_correction_cap`=2.0, or train in float32; in float32 look for "
+            "`engine_kwargs` that change the model (quantisation).",
+            diff,
+            bound,
+        )
 
     def _mini_batches(self, groups: list[Group]) -> list[Rows]:
         """Deals groups out at random, so that replayed ones spread over the updates."""
@@ -362,9 +424,9 @@ class ExGRPO(Algorithm):
         key = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
         return int(self.metrics.peek(key, default=0))
 
-    def _log_step(self, groups: list[Group], results: list[RolloutResult]) -> None:
+    def _log_step(self, groups: list[Group], rounds: list[list[RolloutResult]]) -> None:
         metrics = rollout_metrics(
-            groups, results, success_threshold=self.config.success_threshold
+            groups, rounds, success_threshold=self.config.success_threshold
         )
         self._log((ENV_RUNNER_RESULTS,), metrics)
         self._log(

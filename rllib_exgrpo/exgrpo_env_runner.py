@@ -37,7 +37,7 @@ from rllib_exgrpo.records import (
     RolloutRequest,
     RolloutResult,
 )
-from rllib_exgrpo.sampler import Sample, VLLMSampler
+from rllib_exgrpo.sampler import Sample, VLLMSampler, check_log_probs
 
 
 class ExGRPOEnvRunner(EnvRunner, Checkpointable):
@@ -124,6 +124,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             temperature=request.temperature,
             seed=request.seed,
         )
+        check_log_probs(samples_PG, request.prompt_ids, request.iteration)
         generated = time.perf_counter()
         judgements = self._judge(env, request.prompt_ids, samples_PG)
         verified = time.perf_counter()

@@ -54,6 +54,7 @@ class RolloutDispatcher:
         temperature: float,
         iteration: int,
         evaluation: bool = False,
+        sampling_round: int = 0,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
 
@@ -63,7 +64,9 @@ class RolloutDispatcher:
             temperature: 0 is greedy.
             iteration: training iteration.
             evaluation: take the problems from the evaluation environment.
+            sampling_round: of the iteration; each gets other seeds.
         """
+        purpose = int(evaluation) + 2 * sampling_round
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
         self._requests = [
@@ -71,7 +74,7 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=self._request_seed(iteration, evaluation, position),
+                seed=request_seed(self._seed, iteration, purpose, position),
                 iteration=iteration,
                 evaluation=evaluation,
             )
@@ -120,10 +123,6 @@ class RolloutDispatcher:
                     "to None to wait as long as they live."
                 )
         return [results[position] for position in range(len(self._requests))]
-
-    def _request_seed(self, iteration: int, evaluation: bool, position: int) -> int:
-        entropy = [self._seed, iteration, int(evaluation), position]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property
     def _is_remote(self) -> bool:
@@ -177,6 +176,19 @@ class RolloutDispatcher:
             len(prompts),
             prompts[0] if prompts else None,
         )
+
+
+def request_seed(seed: int, iteration: int, purpose: int, position: int) -> int:
+    """Derives the seed of a request.
+
+    Args:
+        seed: of the run.
+        iteration: training iteration.
+        purpose: tells requests of the iteration for different ends apart.
+        position: of the request among those.
+    """
+    entropy = [seed, iteration, purpose, position]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _checked(result: RolloutResult) -> RolloutResult:

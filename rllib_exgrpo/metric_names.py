@@ -31,6 +31,7 @@ _ENV_RUNNERS = {
     "num_prompts": Metric("prompts", "fresh and replayed prompts of the step"),
     "num_completions": Metric("completions", "sampled in the step"),
     "num_unscored": Metric("completions", "of the step without a verdict"),
+    "num_prompts_resampled": Metric("prompts", "in place of ones that teach nothing"),
     "num_tokens_sampled": Metric("tokens", "sampled in the step"),
     "tokens_per_second": Metric("tokens/s", "sampled, over the time of generation"),
     "completion_length_mean": Metric("tokens", "mean length of fresh completions"),
@@ -69,6 +70,13 @@ _LEARNERS = {
         "nats", "engine against learner, mean over fresh tokens before the first update"
     ),
     "rollout_logp_diff_max": Metric("nats", "the same, largest"),
+    "rollout_correction_mean": Metric(
+        "ratio", "mean weight of fresh tokens against differences of the engine"
+    ),
+    "num_tokens_left_out": Metric("tokens", "fresh, outside rollout_correction_range"),
+    "num_completions_skipped": Metric(
+        "completions", "of the step that needed no pass of the learner"
+    ),
     "grad_norm": Metric("", "mean over the updates of the step, before clipping"),
     "grad_norm_max": Metric("", "largest of the step, before clipping"),
     "num_skipped_updates": Metric("updates", "of the step, skipped for their norm"),

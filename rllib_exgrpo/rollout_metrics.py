@@ -19,7 +19,7 @@ def pass_rate(groups: Sequence[Group], success_threshold: float) -> float:
 
 def rollout_metrics(
     groups: Sequence[Group],
-    results: Sequence[RolloutResult],
+    rounds: Sequence[Sequence[RolloutResult]],
     *,
     success_threshold: float,
 ) -> dict[str, float]:
@@ -27,7 +27,8 @@ def rollout_metrics(
 
     Args:
         groups: all groups of the step.
-        results: what the env runners returned, for timings and verifier reasons.
+        rounds: what the env runners returned in each round of sampling, for timings and
+            verifier reasons; the rounds after the first sampled prompts anew.
         success_threshold: smallest reward that counts as correct.
 
     Returns:
@@ -37,13 +38,15 @@ def rollout_metrics(
     rewards = np.array([c.reward for c in fresh])
     lengths = np.array([len(c) for c in fresh])
     spreads = [np.ptp(np.nan_to_num(group.rewards_G)) for group in groups]
-    # Runners work side by side: the slowest one sets the pace.
-    generate_s = max([r.seconds.get("generate", 0.0) for r in results] + [0.0])
-    verify_s = max([r.seconds.get("verify", 0.0) for r in results] + [0.0])
+    generate_s = sum(_slowest(results, "generate") for results in rounds)
+    verify_s = sum(_slowest(results, "verify") for results in rounds)
     return {
         "pass_rate": pass_rate(groups, success_threshold),
         "reward_mean": float(np.nanmean(rewards)) if len(rewards) else float("nan"),
         "num_prompts": float(len(groups)),
+        "num_prompts_resampled": float(
+            sum(len(r.groups) for results in rounds[1:] for r in results)
+        ),
         "num_completions": float(len(fresh)),
         "num_unscored": float(np.isnan(rewards).sum()),
         "num_tokens_sampled": float(lengths.sum()),
@@ -54,8 +57,13 @@ def rollout_metrics(
         "zero_advantage_group_fraction": float(np.mean(np.array(spreads) == 0)),
         "generate_s": generate_s,
         "verify_s": verify_s,
-        **_reason_fractions(results),
+        **_reason_fractions([r for results in rounds for r in results]),
     }
+
+
+def _slowest(results: Sequence[RolloutResult], part: str) -> float:
+    """Runners work side by side: the slowest one sets the pace."""
+    return max([result.seconds.get(part, 0.0) for result in results] + [0.0])
 
 
 _REASONS = (

@@ -3,6 +3,7 @@ import pytest
 from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.envs import ArithmeticEnv
 from rllib_exgrpo.exgrpo import open_prompts
+from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 
 def config_with(**knobs):
@@ -15,7 +16,7 @@ def config_with(**knobs):
 @pytest.mark.parametrize(
     ("knob", "value", "remedy"),
     [
-        ("group_size", 1, "a group needs at least 2"),
+        ("group_size", 1, "a group needs at least 2"),  # bug report 13
         ("replay_ratio", 1.5, "a number from 0 .* to 1"),
         ("replay_ratio", -0.1, "a number from 0 .* to 1"),
         ("replay_start_pass_rate", 1.0, "None to start at once"),
@@ -24,6 +25,15 @@ def config_with(**knobs):
         ("temperature", 0.0, "above 0"),
         ("success_threshold", 0.0, "above 0 and at most 1"),
         ("loss_aggregation", "mean", "'completion_mean', 'completion_sum'"),
+        ("max_resampled_prompts", -1, "at least 0"),
+        ("max_resampled_prompts", 0.5, "at least 0"),
+        ("behavior_logp_source", "vllm", "'engine', 'learner'"),
+        ("rollout_correction_level", "row", "'token', 'sequence'"),
+        ("rollout_correction_cap", 0.0, "or None to turn it off"),
+        ("rollout_correction_cap", 2.0, "`behavior_logp_source`='learner'"),
+        ("rollout_correction_range", (0.5, 0.9), "0 <= low < 1 < high"),
+        ("rollout_correction_range", (0.5, 2.0), "`behavior_logp_source`='learner'"),
+        ("max_rollout_logp_diff", -1.0, "or None to turn it off"),
         ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
         ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
         ("zero_stage", 4, "None, 0, 1, 2, 3"),
@@ -48,6 +58,48 @@ def test_bad_values_are_refused_with_knob_value_and_remedy(knob, value, remedy):
         config_with(**{knob: value}).validate()
     assert f"`{knob}`" in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        # Bug reports 16 and 17: whatever cuts or reweighs the distribution biases
+        # every importance ratio.
+        ("top_p", "the model's full distribution"),
+        ("top_k", "the model's full distribution"),
+        ("repetition_penalty", "the model's full distribution"),
+        ("generation_config", "the model's full distribution"),
+        ("override_generation_config", "the model's full distribution"),
+        ("logits_processors", "the model's full distribution"),
+        ("logprobs_mode", "log-probs of the sampling distribution"),
+        ("temperature", "`temperature` of `engine"),
+        ("dtype", "`model_dtype` sets it"),
+        ("max_model_len", "`max_prompt_tokens`"),
+    ],
+)
+def test_engine_arguments_that_change_the_log_probs_are_refused(name, reason):
+    config = config_with(engine_kwargs={name: 0.9})
+    with pytest.raises(ValueError, match=f"`engine_kwargs`.*'{name}': .*{reason}"):
+        config.validate()
+
+
+def test_without_an_entropy_bonus_idle_completions_are_skipped():
+    assert not config_with().skips_zero_advantages
+    assert config_with(entropy_coeff=0.0).skips_zero_advantages
+    assert config_with(skip_zero_advantage_groups=True).skips_zero_advantages
+
+
+def test_a_correction_is_what_its_knobs_say():
+    config = config_with(
+        behavior_logp_source="learner",
+        rollout_correction_level="sequence",
+        rollout_correction_cap=2.0,
+        rollout_correction_range=(0.5, 2.0),
+    )
+    config.validate()
+    expected = RolloutCorrection(level="sequence", cap=2.0, keep_range=(0.5, 2.0))
+    assert config.rollout_correction == expected
+    assert config_with().rollout_correction == RolloutCorrection()
 
 
 def test_divisibility_is_explained_in_prompts():
