@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class RolloutDispatcher:
         *,
         temperature: float,
         iteration: int,
-        evaluation: bool = False,
+        evaluation_set: EvaluationSet | None = None,
+        stream: int = 0,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
 
@@ -62,7 +64,9 @@ class RolloutDispatcher:
             counts: completions wanted of each.
             temperature: 0 is greedy.
             iteration: training iteration.
-            evaluation: take the problems from the evaluation environment.
+            evaluation_set: whose environment holds the problems; None means that of
+                training.
+            stream: of random numbers; rollouts of one iteration take different ones.
         """
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
@@ -71,9 +75,9 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=self._request_seed(iteration, evaluation, position),
+                seed=self._request_seed(iteration, stream, position),
                 iteration=iteration,
-                evaluation=evaluation,
+                evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)
             if len(share)
@@ -121,8 +125,8 @@ class RolloutDispatcher:
                 )
         return [results[position] for position in range(len(self._requests))]
 
-    def _request_seed(self, iteration: int, evaluation: bool, position: int) -> int:
-        entropy = [self._seed, iteration, int(evaluation), position]
+    def _request_seed(self, iteration: int, stream: int, position: int) -> int:
+        entropy = [self._seed, iteration, stream, position]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property
