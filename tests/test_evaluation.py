@@ -221,7 +221,7 @@ def test_examples_are_the_worst_and_the_best_with_a_right_and_a_wrong(tmp_path):
         for g in groups
     ]
     examples = choose_examples(questions, groups, lambda ids: f"{len(ids)} tokens")
-    assert [e.prompt_id for e in examples] == list("01237") + ["8", "9", "10"]
+    assert [e.prompt_id for e in examples] == [*"01237", "8", "9", "10"]
     assert {e.pass_rate for e in examples} == {0.0, 1.0}
     mixed = choose_examples(questions[5:6], groups[5:6], str)
     assert [(e.reward, e.num_tokens) for e in mixed] == [(1.0, 3), (0.0, 2)]
@@ -277,9 +277,7 @@ def test_the_best_checkpoint_is_never_chosen_on_a_test_set():
     check_best_checkpoint_set("dev", sets)
     with pytest.raises(ValueError, match="'amc', a test set.*'validation'"):
         check_best_checkpoint_set("amc", sets)
-    with pytest.raises(
-        ValueError, match="'amcc'; the evaluation sets are 'dev', 'amc'"
-    ):
+    with pytest.raises(ValueError, match="'amcc'; .* are 'dev', 'amc'"):
         check_best_checkpoint_set("amcc", sets)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from rllib_exgrpo.evaluation.compare import Comparison
 from rllib_exgrpo.evaluation.estimators import powers_of_two
+from rllib_exgrpo.evaluation.metrics import metric_sources
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 
 _SUMMARY_HEADER = ("pass@1", "pass@{n}", "maj@{n}", "length", "truncated", "format")
@@ -33,15 +34,10 @@ def evaluation_lines(chosen: EvaluationSet, metrics: Mapping[str, float]) -> lis
         [f"{kind}@k", *(_percent(metrics, f"{kind}_at_{k}") for k in sizes)]
         for kind in kinds
     ]
-    parts = {"all": "", **{s: f"_of_{s}" for s in sources(metrics)}}
+    parts = {"all": "", **{s: f"_of_{s}" for s in metric_sources(metrics)}}
     header = [h.format(n=sizes[-1]) for h in _SUMMARY_HEADER]
     by_source = [
-        [
-            name,
-            f"{metrics[f'num_prompts{end}']:,.0f}",
-            *_summary(metrics, sizes[-1], end),
-        ]
-        for name, end in parts.items()
+        [name, *_summary(metrics, sizes[-1], end)] for name, end in parts.items()
     ]
     return [
         f"{chosen.name} ({env}, {num_samples} samples a question, {how})",
@@ -52,13 +48,8 @@ def evaluation_lines(chosen: EvaluationSet, metrics: Mapping[str, float]) -> lis
     ]
 
 
-def sources(metrics: Mapping[str, float]) -> list[str]:
-    """Returns the sources that metrics are given for by themselves."""
-    prefix = "num_prompts_of_"
-    return [m.removeprefix(prefix) for m in metrics if m.startswith(prefix)]
-
-
 def _summary(metrics: Mapping[str, float], k: int, end: str) -> Iterable[str]:
+    yield f"{metrics[f'num_prompts{end}']:,.0f}"
     yield from (_percent(metrics, n, end) for n in ("pass_at_1", f"pass_at_{k}"))
     yield _percent(metrics, f"maj_at_{k}", end) if f"maj_at_{k}" in metrics else "-"
     yield f"{metrics[f'completion_length_mean{end}']:,.1f}"

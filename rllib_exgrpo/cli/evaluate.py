@@ -179,7 +179,7 @@ def _of_file(evaluation_set: "EvaluationSet", data: str) -> dict[str, Any]:
     from rllib_exgrpo.envs import MathEnv, TableEnv
 
     # Workers run in another folder.
-    settings = {"data": str(Path(data).resolve())}
+    settings: dict[str, Any] = {"data": str(Path(data).resolve())}
     env = evaluation_set.env
     if isinstance(env, type) and issubclass(env, TableEnv):
         all_rows = {"split": None, "limit": None}

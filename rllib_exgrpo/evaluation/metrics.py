@@ -53,7 +53,7 @@ def _summary(questions: Sequence[Question]) -> dict[str, float]:
         "num_prompts": len(questions),
         "num_completions": num_completions,
         "samples_per_prompt": num_samples,
-        "completion_length_mean": np.mean([q.length_mean for q in questions]),
+        "completion_length_mean": float(np.mean([q.length_mean for q in questions])),
         "truncated_fraction": sum(q.num_truncated for q in questions) / num_completions,
         "format_fraction": sum(q.num_formatted for q in questions) / num_completions,
     }
@@ -84,6 +84,12 @@ def _standard_error(rates_P: NDArray[np.float64]) -> float:
     if len(rates_P) < 2:
         return float("nan")
     return float(rates_P.std(ddof=1) / np.sqrt(len(rates_P)))
+
+
+def metric_sources(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns the sources that metrics are given for by themselves."""
+    prefix = "num_prompts_of_"
+    return [name.removeprefix(prefix) for name in metrics if name.startswith(prefix)]
 
 
 def headline(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
