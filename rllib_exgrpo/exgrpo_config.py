@@ -396,6 +396,8 @@ class ExGRPOConfig(AlgorithmConfig):
         if not self.in_evaluation:
             sets = self.build_evaluation_sets()
             check_best_checkpoint_set(self.best_checkpoint_set, sets)
+            if self.best_checkpoint_set and not self.evaluation_interval:
+                self._reject("best_checkpoint_set", "set `evaluation_interval` too")
         resolve_model(self.model_name_or_path)
         self.build_replay_buffer()
         super().validate()
