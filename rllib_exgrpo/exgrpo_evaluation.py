@@ -32,6 +32,7 @@ class Evaluator:
 
     Attributes:
         questions: the results of the latest evaluation.
+        examples: some of its completions as text.
     """
 
     def __init__(self, config: ExGRPOConfig, folder: Folder) -> None:
@@ -39,6 +40,7 @@ class Evaluator:
         self._folder = folder
         self._prompt_ids: dict[str, list[PromptId]] = {}
         self.questions: list[Question] = []
+        self.examples: list[Example] = []
 
     def run(
         self,
@@ -57,8 +59,7 @@ class Evaluator:
             Metric name to value; those of a named set in a dict under its name.
         """
         metrics: dict[str, Any] = {}
-        examples: list[Example] = []
-        self.questions = []
+        self.questions, self.examples = [], []
         for stream, chosen in enumerate(sets.values(), start=1):
             groups = self._sample(chosen, dispatcher, iteration, stream)
             questions = [
@@ -72,10 +73,10 @@ class Evaluator:
             ]
             found = evaluation_metrics(questions)
             metrics |= found if chosen.name == UNNAMED else {chosen.name: found}
-            examples += choose_examples(questions, groups, self._decode)
+            self.examples += choose_examples(questions, groups, self._decode)
             self.questions += questions
         write_questions(self._folder, iteration, self.questions)
-        write_examples(self._folder, iteration, examples)
+        write_examples(self._folder, iteration, self.examples)
         return metrics
 
     def _sample(

@@ -63,7 +63,8 @@ class LearningCurve:
                 f"The run {label!r} holds no evaluation to draw. Set "
                 "`evaluation_interval` in its config, and train on."
             )
-        return cls(label, *np.array(points).T, _replay_start(results))
+        completions, pass_at_1, low, high = np.array(points).T
+        return cls(label, completions, pass_at_1, low, high, _replay_start(results))
 
 
 def _evaluations(
