@@ -17,7 +17,7 @@ The paper is arXiv 2510.02245 (v2). Departures from it, all switchable:
 
 import logging
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,6 @@ from ray.rllib.core import (
     COMPONENT_RL_MODULE,
     DEFAULT_MODULE_ID,
 )
-from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
@@ -59,20 +58,19 @@ from rllib_exgrpo.batching import (
     rows_from_groups,
     trained_rows,
 )
+from rllib_exgrpo.evaluation.questions import FOLDER
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_evaluation import Evaluator, open_prompts
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
-from rllib_exgrpo.policy import (
-    check_model_length,
-    load_model_config,
-    load_tokenizer,
-)
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
+from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.resampling import Resampled, resample
 from rllib_exgrpo.rollout_correction import rebase
-from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
-from rllib_exgrpo.text_env import PromptBook, prompt_ids
+from rllib_exgrpo.rollout_metrics import pass_rate, rollout_metrics
+from rllib_exgrpo.versions import write_versions
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +97,6 @@ class ExGRPO(Algorithm):
         # First what can be wrong, before anything heavy starts.
         self._training_prompts = open_prompts(config)
         self._warn_of_few_prompts()
-        self._evaluation_prompts: PromptBook | None = None
         self._is_solved = False
         self._has_warned_of_logp_diff = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
@@ -111,6 +108,8 @@ class ExGRPO(Algorithm):
             config.replay_ratio > 0 and config.replay_start_pass_rate is None
         )
         super().setup(config)
+        self.evaluator = Evaluator(config, self._folder(FOLDER))
+        write_versions(self._folder())
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
 
@@ -135,6 +134,13 @@ class ExGRPO(Algorithm):
             seed=self._run_seed,
             timeout_s=self.config.sample_timeout_s,
         )
+
+    def _folder(self, name: str = "") -> Folder:
+        """Returns a folder in that of the trial or, without Tune, of RLlib's logs."""
+        if self._storage is None:
+            return Folder.at(Path(self.logdir) / name)
+        path = Path(self._storage.trial_fs_path) / name
+        return Folder.at(path, self._storage.storage_filesystem)
 
     # --- the step
 
@@ -193,7 +199,7 @@ class ExGRPO(Algorithm):
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
             iteration=self.iteration,
-            sampling_round=sampling_round,
+            stream=2 * sampling_round,  # the odd ones are for evaluation
         )
 
     def _resample(self, groups: list[Group]) -> Resampled:
@@ -359,33 +365,27 @@ class ExGRPO(Algorithm):
         return result
 
     @override(Algorithm)
-    def evaluate(self, parallel_train_future: Any = None) -> dict[str, float]:
-        """Samples every evaluation prompt and returns pass@1 and more.
+    def evaluate(
+        self,
+        parallel_train_future: Any = None,
+        *,
+        sets: Mapping[str, EvaluationSet] | None = None,
+    ) -> dict[str, Any]:
+        """Samples every prompt of the evaluation sets and returns pass@1 and more.
 
-        Nothing of it enters training: no buffer, no prompt cycle, no counters.
+        Nothing of it enters training: no buffer, no prompt cycle, no counters. The
+        result of each question is in `evaluator.questions` and in the run's folder.
+
+        Args:
+            parallel_train_future: of RLlib, unused.
+            sets: what to evaluate; None means the sets of the config.
         """
-        config = self.config
-        prompts = self._open_evaluation_prompts().ids[: config.evaluation_max_prompts]
         self._call_back("on_evaluate_start")
-        group = self._evaluation_group()
-        dispatcher = self._build_dispatcher(group)
-        greedy = self.evaluation_config.explore is False
-        dispatcher.start(
-            prompts,
-            [config.evaluation_samples_per_prompt] * len(prompts),
-            temperature=0.0 if greedy else config.evaluation_temperature,
-            iteration=self.iteration,
-            evaluation=True,
-        )
-        groups = [group for r in dispatcher.collect() for group in r.groups]
-        metrics = evaluation_metrics(groups, success_threshold=config.success_threshold)
+        dispatcher = self._build_dispatcher(self._evaluation_group())
+        sets = self.config.build_evaluation_sets() if sets is None else sets
+        metrics = self.evaluator.run(sets, dispatcher, self.iteration)
         self._call_back("on_evaluate_end", evaluation_metrics=metrics)
         return metrics
-
-    def _open_evaluation_prompts(self) -> PromptBook:
-        if self._evaluation_prompts is None:
-            self._evaluation_prompts = open_prompts(self.evaluation_config)
-        return self._evaluation_prompts
 
     def _evaluation_group(self) -> EnvRunnerGroup:
         """Returns the evaluation's own remote env runners, or else those of training.
@@ -531,35 +531,6 @@ def _saved_config(path: Any, filesystem: Any) -> dict[str, Any]:
     with filesystem.open_input_stream(file.as_posix()) as stream:
         positional, _ = pickle.load(stream)["ctor_args_and_kwargs"]
     return positional[0]
-
-
-def open_prompts(config: ExGRPOConfig) -> PromptBook:
-    """Opens the environment and tokenizer of a config and checks all prompts.
-
-    Raises:
-        ValueError: for an environment, model or prompt that cannot be used.
-    """
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    env = create_env(EnvContext(config.env_config, worker_index=0))
-    prompt_ids(env)  # reads the problems, before a model is looked for
-    tokenizer = load_tokenizer(
-        config.model_name_or_path, trust_remote_code=config.trust_remote_code
-    )
-    check_model_length(
-        load_model_config(
-            config.model_name_or_path,
-            trust_remote_code=config.trust_remote_code,
-            overrides=config.model_config_overrides,
-        ),
-        config.max_prompt_tokens,
-        config.max_completion_tokens,
-    )
-    return PromptBook(
-        env,
-        config.build_prompt_formatter(tokenizer),
-        max_prompt_tokens=config.max_prompt_tokens,
-        long_prompts=config.long_prompts,
-    )
 
 
 def fresh_seed() -> int:

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -10,6 +11,12 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_exgrpo.config_checks import setting_faults
+from rllib_exgrpo.evaluation.sets import (
+    UNNAMED,
+    EvaluationSet,
+    check_best_checkpoint_set,
+    named_sets,
+)
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_format import PromptFormatter
 from rllib_exgrpo.rollout_correction import RolloutCorrection
@@ -146,6 +153,8 @@ class ExGRPOConfig(AlgorithmConfig):
         self.evaluation_samples_per_prompt = 1
         self.evaluation_max_prompts: int | None = None
         self.evaluation_at_start = True
+        self.evaluation_sets: dict[str, dict[str, Any]] = {}
+        self.best_checkpoint_set: str | None = None
 
         # RLlib's own settings, where its defaults do not suit text.
         self.env_runner_cls = ExGRPOEnvRunner
@@ -376,13 +385,16 @@ class ExGRPOConfig(AlgorithmConfig):
         evaluation_samples_per_prompt: int = NotProvided,
         evaluation_max_prompts: int | None = NotProvided,
         evaluation_at_start: bool = NotProvided,
+        evaluation_sets: dict[str, dict[str, Any]] = NotProvided,
+        best_checkpoint_set: str | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets the evaluation on held-out problems.
 
         The problems are those of the environment with the overrides in
         `evaluation_config`, for example `{"env_config": {"split": "heldout"}}`. Each
-        is sampled the same number of times by the training engines.
+        is sampled the same number of times by the training engines. Several sets of
+        problems are described in `evaluation_sets`.
 
         Args:
             evaluation_temperature: of sampling; 0 is greedy.
@@ -391,11 +403,42 @@ class ExGRPOConfig(AlgorithmConfig):
                 takes all.
             evaluation_at_start: evaluate before the first step too, if
                 `evaluation_interval` is set; reported as `evaluation_at_start`.
+            evaluation_sets: name to a dict of `env`, `env_config`, `samples`,
+                `temperature`, `max_prompts` and `role` ("validation" or "test"); what
+                it leaves out is as in training, or as given above. Its metrics are
+                under `evaluation/NAME`. The unnamed set is then evaluated only if there
+                is an `evaluation_config`.
+            best_checkpoint_set: the set whose pass@1 chooses the checkpoint that
+                `rllib train` keeps beside the last one; "evaluation" is the unnamed
+                one. A test set is refused. None keeps checkpoints by age.
             kwargs: RLlib's own, such as `evaluation_interval`.
         """
         self._refuse_unknown(kwargs, AlgorithmConfig.evaluation)
         super().evaluation(**kwargs)
         return self._assign(_provided(locals()))
+
+    def build_evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """Builds what an evaluation samples, by name, the unnamed set first.
+
+        Raises:
+            ValueError: for a set that cannot be used.
+        """
+        evaluation = self.get_evaluation_config_object()
+        unnamed = EvaluationSet(
+            name=UNNAMED,
+            env=evaluation.env,
+            env_config=evaluation.env_config,
+            samples=self.evaluation_samples_per_prompt,
+            temperature=0.0
+            if evaluation.explore is False
+            else self.evaluation_temperature,
+            max_prompts=self.evaluation_max_prompts,
+        )
+        training = replace(unnamed, env=self.env, env_config=self.env_config)
+        named = named_sets(self.evaluation_sets, training)
+        if named and not self.evaluation_config:
+            return named
+        return {UNNAMED: unnamed, **named}
 
     def _assign(self, values: Mapping[str, Any]) -> Self:
         for name, value in values.items():
@@ -410,6 +453,11 @@ class ExGRPOConfig(AlgorithmConfig):
         for fault in setting_faults(self):
             self._reject(fault.knob, fault.remedy)
         self._refuse_settings_without_effect()
+        if not self.in_evaluation:
+            sets = self.build_evaluation_sets()
+            check_best_checkpoint_set(self.best_checkpoint_set, sets)
+            if self.best_checkpoint_set and not self.evaluation_interval:
+                self._reject("best_checkpoint_set", "set `evaluation_interval` too")
         check_model_folder(self.model_name_or_path)
         self.build_replay_buffer()
         super().validate()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class RolloutDispatcher:
         *,
         temperature: float,
         iteration: int,
-        evaluation: bool = False,
-        sampling_round: int = 0,
+        evaluation_set: EvaluationSet | None = None,
+        stream: int = 0,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
 
@@ -63,10 +64,10 @@ class RolloutDispatcher:
             counts: completions wanted of each.
             temperature: 0 is greedy.
             iteration: training iteration.
-            evaluation: take the problems from the evaluation environment.
-            sampling_round: of the iteration; each gets other seeds.
+            evaluation_set: whose environment holds the problems; None means that of
+                training.
+            stream: of random numbers; rollouts of one iteration take different ones.
         """
-        purpose = int(evaluation) + 2 * sampling_round
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
         self._requests = [
@@ -74,9 +75,9 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=request_seed(self._seed, iteration, purpose, position),
+                seed=request_seed(self._seed, iteration, stream, position),
                 iteration=iteration,
-                evaluation=evaluation,
+                evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)
             if len(share)
@@ -178,16 +179,16 @@ class RolloutDispatcher:
         )
 
 
-def request_seed(seed: int, iteration: int, purpose: int, position: int) -> int:
+def request_seed(seed: int, iteration: int, stream: int, position: int) -> int:
     """Derives the seed of a request.
 
     Args:
         seed: of the run.
         iteration: training iteration.
-        purpose: tells requests of the iteration for different ends apart.
+        stream: tells requests of the iteration for different ends apart.
         position: of the request among those.
     """
-    entropy = [seed, iteration, purpose, position]
+    entropy = [seed, iteration, stream, position]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 

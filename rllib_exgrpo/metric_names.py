@@ -102,14 +102,35 @@ _TIMERS = {
     "sync_s": Metric("s", "bringing the weights to the env runners"),
 }
 
-_EVALUATION = {
-    "pass_at_1": Metric("share", "correct completions of held-out problems"),
+_EVALUATION_SUMMARY = {
+    "pass_at_1": Metric("share", "correct completions of held-out problems (avg@k)"),
     "pass_at_1_stderr": Metric("share", "its standard error over the problems"),
-    "pass_at_1_of_*": Metric("share", "the same for one data set"),
+    "pass_at_*": Metric("share", "unbiased chance that one of k samples is correct"),
+    "maj_at_*": Metric(
+        "share", "right majorities of k samples, if the environment has `answer_key`"
+    ),
     "num_prompts": Metric("prompts", "evaluated"),
     "num_completions": Metric("completions", "sampled for it"),
+    "samples_per_prompt": Metric("completions", "of each prompt, the largest k"),
     "completion_length_mean": Metric("tokens", "mean length"),
     "truncated_fraction": Metric("share", "completions that hit the length limit"),
+    "format_fraction": Metric("share", "completions with an answer to read"),
+}
+
+_INTERVALS = {
+    f"{name}_at_*_{end}": Metric("share", f"{end}er end of its 95 % bootstrap interval")
+    for name in ("pass", "maj")
+    for end in ("low", "high")
+}
+
+_EVALUATION = {
+    # The more special first: the first pattern that fits is taken.
+    **{
+        f"{name}_of_*": metric._replace(meaning=f"{metric.meaning}; of one data set")
+        for name, metric in {**_INTERVALS, **_EVALUATION_SUMMARY}.items()
+    },
+    **_INTERVALS,
+    **_EVALUATION_SUMMARY,
 }
 
 _TUNE = {
@@ -131,7 +152,9 @@ METRICS: dict[str, Metric] = {
     **_under("replay", _REPLAY),
     **_under("timers", _TIMERS),
     **_under("evaluation", _EVALUATION),
+    **_under("evaluation/*", _EVALUATION),
     **_under("evaluation_at_start", _EVALUATION),
+    **_under("evaluation_at_start/*", _EVALUATION),
 }
 """Metric path to unit and meaning; a `*` stands for any text."""
 

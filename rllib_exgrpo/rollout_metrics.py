@@ -1,6 +1,6 @@
-"""Metrics of rollouts and evaluations, from groups. Pure numpy."""
+"""Metrics of the rollouts of a training step, from groups. Pure numpy."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,8 +27,8 @@ def rollout_metrics(
 
     Args:
         groups: all groups of the step.
-        rounds: what the env runners returned in each round of sampling, for timings and
-            verifier reasons; the rounds after the first sampled prompts anew.
+        rounds: what the env runners returned in each round of sampling, for timings;
+            the rounds after the first sampled prompts anew.
         success_threshold: smallest reward that counts as correct.
 
     Returns:
@@ -57,7 +57,7 @@ def rollout_metrics(
         "zero_advantage_group_fraction": float(np.mean(np.array(spreads) == 0)),
         "generate_s": generate_s,
         "verify_s": verify_s,
-        **_reason_fractions([r for results in rounds for r in results]),
+        **_reason_fractions(groups),
     }
 
 
@@ -76,55 +76,10 @@ _REASONS = (
 )
 
 
-def _reason_fractions(results: Sequence[RolloutResult]) -> dict[str, float]:
-    counts: Counter[str] = Counter()
-    for result in results:
-        counts.update(result.reasons)
-    total = max(sum(counts.values()), 1)
+def _reason_fractions(groups: Sequence[Group]) -> dict[str, float]:
+    counts = Counter(reason for group in groups for reason in group.reasons)
+    total = max(counts.total(), 1)
     return {
         f"verdict_{reason}_fraction": counts[reason] / total
         for reason in sorted({*_REASONS, *counts})
     }
-
-
-def evaluation_metrics(
-    groups: Sequence[Group], *, success_threshold: float
-) -> dict[str, float]:
-    """Summarises an evaluation: pass@1 estimated from all samples of each prompt.
-
-    Args:
-        groups: one a prompt, with equally many completions each.
-        success_threshold: smallest reward that counts as correct.
-
-    Returns:
-        Metric name to value; `pass_at_1/SOURCE` for each data set if there are several.
-    """
-    rates_P = np.array(
-        [
-            np.mean([c.reward >= success_threshold for c in group.completions])
-            for group in groups
-        ]
-    )
-    completions = [c for group in groups for c in group.completions]
-    metrics = {
-        "pass_at_1": float(rates_P.mean()),
-        "pass_at_1_stderr": _standard_error(rates_P),
-        "num_prompts": float(len(groups)),
-        "num_completions": float(len(completions)),
-        "completion_length_mean": float(np.mean([len(c) for c in completions])),
-        "truncated_fraction": float(np.mean([c.truncated for c in completions])),
-    }
-    by_source: dict[str, list[float]] = defaultdict(list)
-    for group, rate in zip(groups, rates_P, strict=True):
-        by_source[group.source].append(rate)
-    if len(by_source) > 1:
-        for source, rates in sorted(by_source.items()):
-            metrics[f"pass_at_1_of_{source}"] = float(np.mean(rates))
-    return metrics
-
-
-def _standard_error(rates_P: np.ndarray) -> float:
-    """Standard error of the mean over prompts, each prompt one observation."""
-    if len(rates_P) < 2:
-        return float("nan")
-    return float(rates_P.std(ddof=1) / np.sqrt(len(rates_P)))
