@@ -99,6 +99,7 @@ class ExGRPO(Algorithm):
         self._warn_of_few_prompts()
         self._is_solved = False
         self._has_warned_of_logp_diff = False
+        self._is_in_step = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
@@ -358,7 +359,9 @@ class ExGRPO(Algorithm):
             and config.evaluation_at_start
             else None
         )
+        self._is_in_step = True
         result = super().step()
+        self._is_in_step = False
         result[DONE] = self._is_solved
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
@@ -383,7 +386,9 @@ class ExGRPO(Algorithm):
         self._call_back("on_evaluate_start")
         dispatcher = self._build_dispatcher(self._evaluation_group())
         sets = self.config.build_evaluation_sets() if sets is None else sets
-        metrics = self.evaluator.run(sets, dispatcher, self.iteration)
+        # RLlib counts the step, after which it evaluates, only once that is over.
+        steps_made = self.iteration + self._is_in_step
+        metrics = self.evaluator.run(sets, dispatcher, steps_made)
         self._call_back("on_evaluate_end", evaluation_metrics=metrics)
         return metrics
 

@@ -7,6 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllib_exgrpo.envs import (
+    ArithmeticEnv,
+    CountdownEnv,
+    MathEnv,
+    MultipleChoiceEnv,
+)
 from rllib_exgrpo.evaluation.compare import compare
 from rllib_exgrpo.evaluation.estimators import (
     bootstrap_means,
@@ -38,6 +44,7 @@ from rllib_exgrpo.evaluation.sets import (
 )
 from rllib_exgrpo.records import Completion, Group
 from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.text_env import answer_keys
 
 # --- estimators
 
@@ -101,6 +108,34 @@ def test_bootstrap_is_seeded():
     values = np.arange(10.0)[:, None]
     once, again = (bootstrap_means(values, [""] * 10, seed=5) for _ in range(2))
     np.testing.assert_array_equal(once, again)
+
+
+# --- answers
+
+
+@pytest.mark.parametrize(
+    ("env", "same", "other"),
+    [
+        (ArithmeticEnv, [r"\boxed{12}", r"so \boxed{ +012 }"], r"\boxed{-12}"),
+        (MathEnv, [r"\boxed{\dfrac12}", r"\boxed{ \frac{1}{2} }"], r"\boxed{2}"),
+        (MultipleChoiceEnv, [r"\boxed{B}", r"\boxed{(\text{b})}"], r"\boxed{C}"),
+    ],
+)
+def test_spellings_of_an_answer_are_one_vote(env, same, other):
+    made = env()
+    first, second, third = answer_keys(made, [*same, other])
+    assert first == second != third
+    no_answer = ["no box", r"\boxed{}", r"\boxed{4", r"<think> \boxed{4}"]
+    assert answer_keys(made, no_answer) == [None] * 4
+
+
+def test_deep_and_long_answers_end_in_a_key_or_none():
+    deep = r"\boxed{" + r"\frac{" * 3000 + "1" + "}{2}" * 3000 + "}"
+    assert answer_keys(MathEnv(), [deep, rf"\boxed{{{'9' * 10_001}}}"]) == [None, None]
+
+
+def test_an_environment_without_answer_keys_has_no_votes():
+    assert answer_keys(CountdownEnv(), [r"\boxed{1 + 2}"]) is None
 
 
 # --- questions and metrics

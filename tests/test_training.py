@@ -107,10 +107,13 @@ def test_training_evaluation_and_restore(
     # Each prompt once, nothing of it in the training counters.
     assert second["evaluation"]["num_prompts"] == 10
     assert second["evaluation"]["num_completions"] == 10
-    assert second["evaluation"]["train"]["num_completions"] == 12
+    assert second["evaluation"]["easy"]["num_completions"] == 12
     asked = [(q.evaluation_set, q.prompt_id) for q in algo.evaluator.questions]
     assert len(set(asked)) == len(asked) == 16
-    assert read_questions(algo.logdir)[16:] == algo.evaluator.questions
+    kept = read_questions(algo.logdir)
+    assert {q.iteration for q in kept[:16]} == {0}
+    assert kept[16:] == algo.evaluator.questions
+    assert {q.iteration for q in kept[16:]} == {2}
     lifetime = second["env_runners"]["num_env_steps_sampled_lifetime"]
     assert lifetime == sum(r["env_runners"]["num_completions"] for r in (first, second))
     assert missing_metrics(first) == []  # all there from the first iteration
