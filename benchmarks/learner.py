@@ -3,7 +3,8 @@
 Run `python benchmarks/learner.py`; it prints tables and fails if a target is missed:
 
 - speed: tokens/s of an update against a bare PyTorch loop on the same micro-batches,
-  and against a loop that pads all rows to the longest one;
+  and against a loop that pads all rows to the longest one, by CPU time, which other
+  processes on the machine disturb least;
 - memory: peak of a forward and backward pass at two vocabularies, in processes of
   their own;
 - parts: time of the parts of a step of the tiny example, for the local learner and for
@@ -144,10 +145,10 @@ def measure_speed(rounds):
     seconds = {name: [] for name in sides}
     for index in range(rounds + 1):
         for name, update in sides.items():
-            started = time.perf_counter()
+            started = time.process_time()
             update()
             if index:  # the first round warms up
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.process_time() - started)
     padding = 1 - lengths.sum() / sum(b.input_ids.numel() for b in same)
     whole = 1 - lengths.sum() / sum(b.input_ids.numel() for b in padded)
     own = statistics.median(seconds["this learner"])

@@ -2,7 +2,8 @@
 
 Run `python benchmarks/rollout.py`: both sides use one engine with the embedded model,
 in turn, after a warm-up. It prints tokens/s and fails if `sample()`, which also reads
-prompts, verifies and builds episodes, gets less than 95 % of the bare engine's.
+prompts, verifies and builds episodes, gets less than 95 % of the bare engine's. Times
+are CPU times, which other processes on the machine disturb least.
 """
 
 import argparse
@@ -79,10 +80,10 @@ def main():
     speeds = {name: [] for name in sides}
     for index in range(args.rounds + 1):
         for name, sample in sides.items():
-            started = time.perf_counter()
+            started = time.process_time()
             tokens = sample()
             if index:  # the first round warms up
-                speeds[name].append(tokens / (time.perf_counter() - started))
+                speeds[name].append(tokens / (time.process_time() - started))
     runner.stop()
     ratio = statistics.median(
         own / bare for own, bare in zip(*speeds.values(), strict=True)

@@ -63,8 +63,9 @@ class TokenScorer(nn.Module):
 class _ChunkedScores(torch.autograd.Function):
     """Computes the logits of a chunk in the forward pass, and again in the backward.
 
-    The gradients are written out because autograd would make a new gradient of the
-    whole weight for each chunk, and several copies of the logits.
+    A single chunk is kept instead. The gradients are written out because autograd would
+    make a new gradient of the whole weight for each chunk, and several copies of the
+    logits.
     """
 
     @staticmethod
@@ -83,14 +84,15 @@ class _ChunkedScores(torch.autograd.Function):
             log_probs = _log_probs(hidden_N[part], weight, bias, temperature)
             logp_N[part] = log_probs.gather(1, targets_N[part, None])[:, 0]
             entropy_N[part] = -log_probs.exp().mul_(log_probs).sum(-1)
-        ctx.save_for_backward(hidden_N, weight, bias, targets_N, entropy_N)
+        kept = log_probs if 0 < len(hidden_N) <= tokens_per_chunk else None
+        ctx.save_for_backward(hidden_N, weight, bias, targets_N, entropy_N, kept)
         ctx.temperature, ctx.tokens_per_chunk = temperature, tokens_per_chunk
         return logp_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_logp_N: Tensor, by_entropy_N: Tensor) -> tuple[Any, ...]:
-        hidden_N, weight, bias, targets_N, entropy_N = ctx.saved_tensors
+        hidden_N, weight, bias, targets_N, entropy_N, kept = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
             for tensor, needed in zip(
@@ -98,7 +100,9 @@ class _ChunkedScores(torch.autograd.Function):
             )
         )
         for part in _chunks(len(hidden_N), ctx.tokens_per_chunk):
-            log_probs = _log_probs(hidden_N[part], weight, bias, ctx.temperature)
+            log_probs = kept
+            if log_probs is None:
+                log_probs = _log_probs(hidden_N[part], weight, bias, ctx.temperature)
             by_logits = _gradient_of_logits(
                 log_probs,
                 targets_N[part, None],
@@ -141,5 +145,5 @@ def _gradient_of_logits(
     d log p_t / d z_v = [v = t] - p_v, and d E / d z_v = -p_v (log p_v + E).
     """
     probs = log_probs.exp()
-    gradient = log_probs.add_(entropy).mul_(by_entropy).add_(by_logp).neg_().mul_(probs)
-    return gradient.scatter_add_(1, targets, by_logp)
+    gradient = log_probs.mul_(-by_entropy).sub_(by_entropy * entropy + by_logp)
+    return gradient.mul_(probs).scatter_add_(1, targets, by_logp)
