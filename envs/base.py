@@ -60,7 +60,9 @@ class VerifiableTextEnv(gym.Env[str, str]):
     """A text environment of one step: a prompt in, a completion out, a reward back.
 
     A subclass declares its settings with their defaults in `settings`, and writes
-    `load` and `verify`. Everything else is here.
+    `load` and `verify`. Everything else is here. With a method `answer_key(completion)`
+    that returns what a completion answers as text, or None, evaluations report how
+    often the majority of several completions is right.
 
     Observation Space: any text; the prompt (of chat messages, the last user content).
     Action Space: any text; the completion.

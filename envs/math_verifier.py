@@ -53,6 +53,14 @@ def prepare_gold(gold: Any) -> str | None:
     return None if not squeeze(latex) or _is_prose(latex) else text
 
 
+def answer_text(completion: str) -> str | None:
+    """Returns the answer of a completion in one spelling, None if there is none."""
+    answer = boxed_answer(completion)
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return None
+    return squeeze(normalise(answer)) or None
+
+
 def _is_prose(latex: str) -> bool:
     match = re.fullmatch(r"\\text\{([^{}]*)\}", latex)
     return (

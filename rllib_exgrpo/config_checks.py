@@ -1,20 +1,21 @@
 """Checks of the settings: which one is wrong, and the remedy. No Ray, no model."""
 
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import chain
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Fault(NamedTuple):
-    """A setting with a wrong value; the remedy completes "`knob` is VALUE: ..."."""
-
-    knob: str
-    remedy: str
-
+from rllib_exgrpo.learner_checks import Fault, learner_faults
 
 _CHOICES = {
-    "loss_aggregation": ("completion_mean", "completion_sum"),
+    "loss_aggregation": (
+        "completion_mean",
+        "completion_sum",
+        "token_mean",
+        "sequence_mean",
+    ),
+    "behavior_logp_source": ("engine", "learner"),
+    "rollout_correction_level": ("token", "sequence"),
     "retired_prompts": ("drop", "until_pass_ends", "keep"),
     "model_dtype": ("float32", "bfloat16"),
     "prompt_format": ("auto", "chat", "plain"),
@@ -44,24 +45,11 @@ _NUMBERS = (
     "weight_decay",
     "grad_clip",
     "skip_above_grad_norm",
+    "rollout_correction_cap",
+    "max_rollout_logp_diff",
     "temperature",
     "evaluation_temperature",
 )
-
-_DEEPSPEED_KNOBS = {
-    "optimizer": "`lr`, `adam_betas`, `adam_eps` and `weight_decay` control",
-    "scheduler": "`lr` controls: it takes RLlib's schedules",
-    "gradient_clipping": "`grad_clip` controls",
-    "train_batch_size": "`prompts_per_update` and `group_size` control",
-    "train_micro_batch_size_per_gpu": "`max_tokens_per_micro_batch` controls",
-    "gradient_accumulation_steps": "`max_tokens_per_micro_batch` controls",
-    "bf16": "`model_dtype` controls",
-    "bfloat16": "`model_dtype` controls",
-    "fp16": "`model_dtype` controls; float16 is not supported",
-    "data_types": "`model_dtype` controls; gradients add up in float32",
-    "torch_autocast": "`model_dtype` controls",
-}
-"""Settings of a DeepSpeed config that knobs of this package decide."""
 
 _POSITIVE = {
     "temperature": "",
@@ -69,7 +57,40 @@ _POSITIVE = {
     "clip_eps": ", or None to turn it off",
     "clip_eps_high": ", or None to turn it off",
     "skip_above_grad_norm": ", or None to turn it off",
+    "rollout_correction_cap": ", or None to turn it off",
+    "max_rollout_logp_diff": ", or None to turn it off",
 }
+
+_FULL_DISTRIBUTION = (
+    "completions are drawn from the model's full distribution, because the learner's "
+    "log-probs are those of the full distribution; remove it"
+)
+_ENGINE_SETTINGS = {
+    "model": "`model_name_or_path` sets it",
+    "dtype": "`model_dtype` sets it",
+    "trust_remote_code": "`trust_remote_code` of `language_model()` sets it",
+    "hf_overrides": "`model_config_overrides` sets it",
+    "max_model_len": "`max_prompt_tokens` and `max_completion_tokens` set it",
+    "seed": "`debugging(seed=...)` sets it, and each call has a seed of its own",
+    "disable_log_stats": "`env_runners/tokens_per_second` tells the speed",
+    "logprobs_mode": "the learner needs the log-probs of the sampling distribution",
+    **dict.fromkeys(
+        (
+            "generation_config",
+            "override_generation_config",
+            "logits_processors",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ),
+        _FULL_DISTRIBUTION,
+    ),
+    "temperature": "`temperature` of `engine()` sets it",
+}
+"""What `engine_kwargs` may not hold, of `vllm.LLM` and of sampling, and why."""
 
 
 def setting_faults(config: Any) -> Iterator[Fault]:
@@ -82,8 +103,9 @@ def setting_faults(config: Any) -> Iterator[Fault]:
         _count_faults(config),
         _number_faults(config),
         _range_faults(config),
-        _learner_faults(config),
-        _placement_faults(config),
+        learner_faults(config),
+        _engine_faults(config),
+        _correction_faults(config),
     )
 
 
@@ -101,6 +123,8 @@ def _count_faults(config: Any) -> Iterator[Fault]:
         value = getattr(config, knob)
         if value is not None and not _is_count(value):
             yield Fault(knob, "give a whole number of at least 1, or None")
+    if not _is_count(config.max_resampled_prompts + 1):
+        yield Fault("max_resampled_prompts", "give a whole number of at least 0")
     if config.group_size < 2:
         yield Fault(
             "group_size",
@@ -128,36 +152,6 @@ def _number_faults(config: Any) -> Iterator[Fault]:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if value is not None and not is_number:
             yield Fault(knob, "give a number, without quotes")
-    yield from _lr_faults(config.lr)
-
-
-def _lr_faults(lr: Any) -> Iterator[Fault]:
-    if isinstance(lr, str):
-        yield Fault("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
-    elif isinstance(lr, int | float):
-        if not lr > 0:
-            yield Fault("lr", "give a learning rate above 0")
-    elif not _is_schedule(lr):
-        yield Fault(
-            "lr",
-            "give a number, or RLlib's schedule: a list of [completions sampled, "
-            "learning rate] that starts at 0 completions and rises, such as "
-            "[[0, 0.0], [10000, 1e-6]]",
-        )
-
-
-def _is_schedule(lr: Any) -> bool:
-    """Tells whether a list of (time, value) is one that RLlib can interpolate."""
-    if not isinstance(lr, list | tuple) or len(lr) < 2:
-        return False
-    points = [tuple(p) if isinstance(p, list | tuple) else () for p in lr]
-    if any(
-        len(p) != 2 or not all(isinstance(x, int | float) for x in p) for p in points
-    ):
-        return False
-    times = [time for time, _ in points]
-    rises = all(a < b for a, b in pairwise(times))
-    return times[0] == 0 and rises and all(value >= 0 for _, value in points)
 
 
 def _range_faults(config: Any) -> Iterator[Fault]:
@@ -186,58 +180,27 @@ def _range_faults(config: Any) -> Iterator[Fault]:
         yield Fault("plain_template", "it needs the placeholder {prompt}")
 
 
-def _learner_faults(config: Any) -> Iterator[Fault]:
-    if config.zero_stage is None and config.num_learners > 1:
+def _engine_faults(config: Any) -> Iterator[Fault]:
+    for name, reason in _ENGINE_SETTINGS.items():
+        if name in config.engine_kwargs:
+            yield Fault("engine_kwargs", f"it may not hold {name!r}: {reason}")
+
+
+def _correction_faults(config: Any) -> Iterator[Fault]:
+    bounds = config.rollout_correction_range
+    if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
         yield Fault(
-            "zero_stage",
-            f"`num_learners`={config.num_learners} share one model through DeepSpeed: "
-            "give a ZeRO stage from 0 (whole copies) to 3 (everything sharded)",
+            "rollout_correction_range",
+            "give (low, high) with 0 <= low < 1 < high, for example (0.5, 2.0), or "
+            "None to turn it off",
         )
-    if config.deepspeed_config and config.zero_stage is None:
-        yield Fault(
-            "deepspeed_config",
-            "it has no effect without DeepSpeed: give `zero_stage` too, or leave it "
-            "empty",
-        )
-    for key in config.deepspeed_config:
-        if key in _DEEPSPEED_KNOBS:
+    for knob in ("rollout_correction_cap", "rollout_correction_range"):
+        if (
+            getattr(config, knob) is not None
+            and config.behavior_logp_source == "engine"
+        ):
             yield Fault(
-                "deepspeed_config",
-                f"it sets {key!r}, which {_DEEPSPEED_KNOBS[key]}. Remove {key!r} from "
-                "`deepspeed_config`",
+                knob,
+                "it compares the engine's log-probs with the learner's, which "
+                "`behavior_logp_source`='learner' computes; set that too",
             )
-    zero = config.deepspeed_config.get("zero_optimization", {})
-    if zero.get("stage", config.zero_stage) != config.zero_stage:
-        yield Fault(
-            "deepspeed_config",
-            f"it asks for ZeRO stage {zero['stage']} and `zero_stage` for "
-            f"{config.zero_stage}. Set only `zero_stage`",
-        )
-    yield from _offload_faults(config, zero)
-
-
-def _offload_faults(config: Any, zero: dict[str, Any]) -> Iterator[Fault]:
-    """Yields offloading that DeepSpeed would ignore at this ZeRO stage."""
-    for key, least in (("offload_optimizer", 1), ("offload_param", 3)):
-        if key in zero and config.zero_stage < least:
-            yield Fault(
-                "deepspeed_config",
-                f"it sets {key!r}, which needs `zero_stage`={least} or more and has "
-                f"no effect at {config.zero_stage}",
-            )
-
-
-def _placement_faults(config: Any) -> Iterator[Fault]:
-    if config.engine_sleeps and not config.num_gpus_per_env_runner:
-        yield Fault(
-            "engine_sleeps",
-            "only an engine on a GPU can sleep: set `num_gpus_per_env_runner`=1 and "
-            "`num_gpus_per_learner`=1, or leave it off",
-        )
-    if config.engine_sleeps and (config.num_env_runners or config.num_learners):
-        yield Fault(
-            "engine_sleeps",
-            f"engine and learner share a GPU in one process only, but `num_env_runners`"
-            f"={config.num_env_runners} and `num_learners`={config.num_learners}: set "
-            "both to 0, or leave it off",
-        )

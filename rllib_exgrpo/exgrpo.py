@@ -16,9 +16,10 @@ The paper is arXiv 2510.02245 (v2). Departures from it, all switchable:
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,8 +29,11 @@ import torch
 from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
-from ray.rllib.env.env_context import EnvContext
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
@@ -47,21 +51,27 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.result import DONE
 
-from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
+from rllib_exgrpo.batching import (
+    Rows,
+    rows_from_candidates,
+    rows_from_groups,
+    trained_rows,
+)
+from rllib_exgrpo.evaluation.questions import FOLDER
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_evaluation import Evaluator, open_prompts
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
-from rllib_exgrpo.policy import (
-    build_empty,
-    check_model_length,
-    load_model_config,
-    load_tokenizer,
-)
+from rllib_exgrpo.policy import build_empty
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
-from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
-from rllib_exgrpo.text_env import PromptBook, prompt_ids
+from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.resampling import Resampled, resample
+from rllib_exgrpo.rollout_correction import rebase
+from rllib_exgrpo.rollout_metrics import pass_rate, rollout_metrics
+from rllib_exgrpo.versions import write_versions
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +103,10 @@ class ExGRPO(Algorithm):
                 gpu_memory_utilization=config.gpu_memory_utilization,
             )
         self._training_prompts = open_prompts(config)
-        self._evaluation_prompts: PromptBook | None = None
+        self._warn_of_few_prompts()
         self._is_solved = False
+        self._has_warned_of_logp_diff = False
+        self._is_in_step = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
@@ -104,8 +116,20 @@ class ExGRPO(Algorithm):
             config.replay_ratio > 0 and config.replay_start_pass_rate is None
         )
         super().setup(config)
+        self.evaluator = Evaluator(config, self._folder(FOLDER))
+        write_versions(self._folder())
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
+
+    def _warn_of_few_prompts(self) -> None:
+        there, wanted = len(self._training_prompts.ids), self.config.prompts_per_step
+        if there < wanted:
+            logger.warning(
+                "`prompts_per_step` is %d and the environment has %d prompts: no step "
+                "draws a prompt twice, so steps are smaller than asked.",
+                wanted,
+                there,
+            )
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:
@@ -118,6 +142,13 @@ class ExGRPO(Algorithm):
             seed=self._run_seed,
             timeout_s=self.config.sample_timeout_s,
         )
+
+    def _folder(self, name: str = "") -> Folder:
+        """Returns a folder in that of the trial or, without Tune, of RLlib's logs."""
+        if self._storage is None:
+            return Folder.at(Path(self.logdir) / name)
+        path = Path(self._storage.trial_fs_path) / name
+        return Folder.at(path, self._storage.storage_filesystem)
 
     # --- the step
 
@@ -134,14 +165,15 @@ class ExGRPO(Algorithm):
             # The learners score candidates while remote engines sample.
             replayed = self._choose_replayed(draws)
             results = self._rollout.collect()
-        groups = _join(results, replayed)
+            trained, replaced, more = self._resample(_join(results, replayed))
         with self._timed("update"):
-            self._update(groups)
+            self._update(trained)
+        groups = trained + replaced
         with self._timed("record"):
             self._record(groups)
         with self._timed("sync"):
             self._push_weights(self.env_runner_group)
-        self._log_step(groups, results)
+        self._log_step(groups, [results, *more])
 
     def _end_solved(self) -> None:
         """Ends the run: no prompt is left to learn from."""
@@ -166,14 +198,32 @@ class ExGRPO(Algorithm):
         )
         return draws, fresh_ids
 
-    def _start_rollout(self, draws: list[Draw], fresh_ids: list[PromptId]) -> None:
+    def _start_rollout(
+        self, draws: list[Draw], fresh_ids: list[PromptId], sampling_round: int = 0
+    ) -> None:
         size = self.config.group_size
         self._rollout.start(
             [draw.prompt_id for draw in draws] + fresh_ids,
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
             iteration=self.iteration,
+            stream=2 * sampling_round,  # the odd ones are for evaluation
         )
+
+    def _resample(self, groups: list[Group]) -> Resampled:
+        """Replaces fresh groups that teach nothing by new prompts, if asked to."""
+
+        def draw(count: int, exclude: Collection[PromptId]) -> list[PromptId]:
+            return self.prompt_cycle.draw(
+                count, exclude=exclude, is_retired=self.replay_buffer.is_retired
+            )
+
+        def sample(ids: list[PromptId], sampling_round: int) -> list[RolloutResult]:
+            self._start_rollout([], ids, sampling_round)
+            return self._rollout.collect()
+
+        cap = self.config.max_resampled_prompts
+        return resample(groups, cap, draw=draw, sample=sample)
 
     def _choose_replayed(self, draws: list[Draw]) -> dict[PromptId, Completion]:
         """Chooses the stored completion of each drawn prompt (section 4.1)."""
@@ -202,12 +252,45 @@ class ExGRPO(Algorithm):
     def _update(self, groups: list[Group]) -> None:
         """Makes an optimiser update for each mini-batch of whole groups."""
         config = self.config
+        if config.engine_sleeps:  # until the new weights come
+            self.env_runner_group.local_env_runner.sampler.sleep()
+        mini_batches = self._mini_batches(groups)
+        if config.behavior_logp_source == "learner":
+            mini_batches = [self._rebase(rows) for rows in mini_batches]
         results = self.learner_group.train(
-            self._mini_batches(groups),
+            mini_batches,
             clip_eps=config.fresh_clip_range(replay_is_active=self.replay_is_active),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._num_steps_lifetime},
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self._check_rollout_logp_diff()
+
+    def _rebase(self, rows: Rows) -> Rows:
+        """Has the learners compute the log-probs of fresh rows, before any update."""
+        config = self.config
+        index = trained_rows(rows, config.skips_zero_advantages)
+        index = index[~rows.replayed_B[index]]
+        learner_logp = self.learner_group.token_logp(rows.take(index))
+        return rebase(rows, index, learner_logp, config.rollout_correction)
+
+    def _check_rollout_logp_diff(self) -> None:
+        """Warns, once in a run, if engine and learner disagree about fresh tokens."""
+        bound = self.config.max_rollout_logp_diff
+        diff = self.metrics.peek(
+            (LEARNER_RESULTS, DEFAULT_MODULE_ID, "rollout_logp_diff_mean")
+        )
+        if bound is None or diff <= bound or self._has_warned_of_logp_diff:
+            return
+        self._has_warned_of_logp_diff = True
+        logger.warning(
+            "Engine and learner disagree by %.3g nats a fresh token, more than "
+            "`max_rollout_logp_diff`=%g. Importance ratios are biased by it. With "
+            "`model_dtype`='bfloat16' set `behavior_logp_source`='learner' and "
+            "`rollout_correction_cap`=2.0, or train in float32; in float32 look for "
+            "`engine_kwargs` that change the model (quantisation).",
+            diff,
+            bound,
+        )
 
     def _mini_batches(self, groups: list[Group]) -> list[Rows]:
         """Deals groups out at random, so that replayed ones spread over the updates."""
@@ -285,40 +368,38 @@ class ExGRPO(Algorithm):
             and config.evaluation_at_start
             else None
         )
+        self._is_in_step = True
         result = super().step()
+        self._is_in_step = False
         result[DONE] = self._is_solved
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
         return result
 
     @override(Algorithm)
-    def evaluate(self, parallel_train_future: Any = None) -> dict[str, float]:
-        """Samples every evaluation prompt and returns pass@1 and more.
+    def evaluate(
+        self,
+        parallel_train_future: Any = None,
+        *,
+        sets: Mapping[str, EvaluationSet] | None = None,
+    ) -> dict[str, Any]:
+        """Samples every prompt of the evaluation sets and returns pass@1 and more.
 
-        Nothing of it enters training: no buffer, no prompt cycle, no counters.
+        Nothing of it enters training: no buffer, no prompt cycle, no counters. The
+        result of each question is in `evaluator.questions` and in the run's folder.
+
+        Args:
+            parallel_train_future: of RLlib, unused.
+            sets: what to evaluate; None means the sets of the config.
         """
-        config = self.config
-        prompts = self._open_evaluation_prompts().ids[: config.evaluation_max_prompts]
         self._call_back("on_evaluate_start")
-        group = self._evaluation_group()
-        dispatcher = self._build_dispatcher(group)
-        greedy = self.evaluation_config.explore is False
-        dispatcher.start(
-            prompts,
-            [config.evaluation_samples_per_prompt] * len(prompts),
-            temperature=0.0 if greedy else config.evaluation_temperature,
-            iteration=self.iteration,
-            evaluation=True,
-        )
-        groups = [group for r in dispatcher.collect() for group in r.groups]
-        metrics = evaluation_metrics(groups, success_threshold=config.success_threshold)
+        dispatcher = self._build_dispatcher(self._evaluation_group())
+        sets = self.config.build_evaluation_sets() if sets is None else sets
+        # RLlib counts the step, after which it evaluates, only once that is over.
+        steps_made = self.iteration + self._is_in_step
+        metrics = self.evaluator.run(sets, dispatcher, steps_made)
         self._call_back("on_evaluate_end", evaluation_metrics=metrics)
         return metrics
-
-    def _open_evaluation_prompts(self) -> PromptBook:
-        if self._evaluation_prompts is None:
-            self._evaluation_prompts = open_prompts(self.evaluation_config)
-        return self._evaluation_prompts
 
     def _evaluation_group(self) -> EnvRunnerGroup:
         """Returns the evaluation's own remote env runners, or else those of training.
@@ -357,9 +438,9 @@ class ExGRPO(Algorithm):
         key = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
         return int(self.metrics.peek(key, default=0))
 
-    def _log_step(self, groups: list[Group], results: list[RolloutResult]) -> None:
+    def _log_step(self, groups: list[Group], rounds: list[list[RolloutResult]]) -> None:
         metrics = rollout_metrics(
-            groups, results, success_threshold=self.config.success_threshold
+            groups, rounds, success_threshold=self.config.success_threshold
         )
         self._log((ENV_RUNNER_RESULTS,), metrics)
         self._log(
@@ -433,35 +514,6 @@ class ExGRPO(Algorithm):
         """Restores a checkpoint, its weights into the engines too."""
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
-
-
-def open_prompts(config: ExGRPOConfig) -> PromptBook:
-    """Opens the environment and tokenizer of a config and checks all prompts.
-
-    Raises:
-        ValueError: for an environment, model or prompt that cannot be used.
-    """
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    env = create_env(EnvContext(config.env_config, worker_index=0))
-    prompt_ids(env)  # reads the problems, before a model is looked for
-    tokenizer = load_tokenizer(
-        config.model_name_or_path, trust_remote_code=config.trust_remote_code
-    )
-    check_model_length(
-        load_model_config(
-            config.model_name_or_path,
-            trust_remote_code=config.trust_remote_code,
-            overrides=config.model_config_overrides,
-        ),
-        config.max_prompt_tokens,
-        config.max_completion_tokens,
-    )
-    return PromptBook(
-        env,
-        config.build_prompt_formatter(tokenizer),
-        max_prompt_tokens=config.max_prompt_tokens,
-        long_prompts=config.long_prompts,
-    )
 
 
 def fresh_seed() -> int:

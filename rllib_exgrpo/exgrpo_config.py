@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -10,9 +11,16 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_exgrpo.config_checks import setting_faults
+from rllib_exgrpo.evaluation.sets import (
+    UNNAMED,
+    EvaluationSet,
+    check_best_checkpoint_set,
+    named_sets,
+)
 from rllib_exgrpo.lora import build_lora_config
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_format import PromptFormatter
+from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -78,6 +86,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.prompts_per_update = 64
         self.group_size = 8  # [G; the paper's K]
         self.success_threshold = 1.0
+        self.max_resampled_prompts = 0
 
         # Replay.
         self.replay_ratio = 0.5  # [rho]
@@ -95,6 +104,14 @@ class ExGRPOConfig(AlgorithmConfig):
         self.entropy_coeff = 0.001
         self.normalize_advantages_by_std = False
         self.loss_aggregation = "completion_mean"
+        self.skip_zero_advantage_groups = False
+
+        # What differs between engine and learner.
+        self.behavior_logp_source = "engine"
+        self.rollout_correction_level = "token"
+        self.rollout_correction_cap: float | None = None
+        self.rollout_correction_range: tuple[float, float] | None = None
+        self.max_rollout_logp_diff: float | None = 0.05
 
         # Optimiser.
         self.lr = 1e-6
@@ -139,6 +156,8 @@ class ExGRPOConfig(AlgorithmConfig):
         self.evaluation_samples_per_prompt = 1
         self.evaluation_max_prompts: int | None = None
         self.evaluation_at_start = True
+        self.evaluation_sets: dict[str, dict[str, Any]] = {}
+        self.best_checkpoint_set: str | None = None
 
         # RLlib's own settings, where its defaults do not suit text.
         self.env_runner_cls = ExGRPOEnvRunner
@@ -172,6 +191,7 @@ class ExGRPOConfig(AlgorithmConfig):
         prompts_per_update: int = NotProvided,
         group_size: int = NotProvided,
         success_threshold: float = NotProvided,
+        max_resampled_prompts: int = NotProvided,
         replay_ratio: float = NotProvided,
         replay_start_pass_rate: float | None = NotProvided,
         collect_before_start: bool = NotProvided,
@@ -185,6 +205,12 @@ class ExGRPOConfig(AlgorithmConfig):
         entropy_coeff: float = NotProvided,
         normalize_advantages_by_std: bool = NotProvided,
         loss_aggregation: str = NotProvided,
+        skip_zero_advantage_groups: bool = NotProvided,
+        behavior_logp_source: str = NotProvided,
+        rollout_correction_level: str = NotProvided,
+        rollout_correction_cap: float | None = NotProvided,
+        rollout_correction_range: tuple[float, float] | None = NotProvided,
+        max_rollout_logp_diff: float | None = NotProvided,
         adam_betas: tuple[float, float] = NotProvided,
         adam_eps: float = NotProvided,
         weight_decay: float = NotProvided,
@@ -199,6 +225,10 @@ class ExGRPOConfig(AlgorithmConfig):
                 update; must divide `prompts_per_step`.
             group_size: completions of each prompt (G; the paper's K), at least 2.
             success_threshold: smallest reward, in (0, 1], that counts as correct.
+            max_resampled_prompts: most prompts a step that are sampled in place of
+                fresh ones whose completions all have one reward (dynamic sampling). The
+                update then trains on more prompts that teach something; the replay
+                buffer and the metrics of the rollout see all of them. 0 turns it off.
             replay_ratio: share of the prompts that are replayed (rho), in [0, 1]; 0
                 turns replay off.
             replay_start_pass_rate: replay starts after the first step whose pass rate
@@ -220,9 +250,28 @@ class ExGRPOConfig(AlgorithmConfig):
             clip_when_mixed: clip fresh tokens also once replay is active.
             entropy_coeff: weight of the entropy bonus.
             normalize_advantages_by_std: divide advantages by the group's deviation.
-            loss_aggregation: "completion_mean" or "completion_sum" over the
-                completions of a mini-batch; each completion counts the sum over its
-                tokens divided by `max_completion_tokens`.
+            loss_aggregation: "completion_mean" (the paper's) or "completion_sum" over
+                the completions of a mini-batch; each completion counts the sum over its
+                tokens divided by `max_completion_tokens`. "token_mean": over all tokens
+                of the mini-batch. "sequence_mean": over its completions, each counting
+                the mean over its tokens.
+            skip_zero_advantage_groups: leave completions with advantage 0 out of the
+                forward and backward pass. Their policy term is 0 anyway; what is
+                dropped is their part of the entropy bonus. Without a bonus
+                (`entropy_coeff` 0) they are always left out. The denominators count
+                them in any case.
+            behavior_logp_source: "engine" takes the log-probs of fresh tokens that vLLM
+                reported, "learner" has the learner compute them before the first
+                update (one more forward pass). Replayed tokens keep their stored ones.
+            rollout_correction_level: "token" or "sequence": what the next two compare
+                with their bounds, c = learner's over engine's probability of a fresh
+                token, or of its whole completion. They need "learner" as source.
+            rollout_correction_cap: weigh fresh tokens by min(c, cap), that is,
+                truncated importance sampling; None gives all weight 1.
+            rollout_correction_range: (low, high); fresh tokens or completions with c
+                outside are left out of the loss and its denominators; None keeps all.
+            max_rollout_logp_diff: warn once if `rollout_logp_diff_mean`, in nats a
+                token, exceeds it; None never does.
             adam_betas: of AdamW.
             adam_eps: of AdamW.
             weight_decay: of AdamW.
@@ -311,7 +360,8 @@ class ExGRPOConfig(AlgorithmConfig):
             tensor_parallel_size: GPUs of one engine.
             engine_sleeps: give the engine's memory to the learner during an update, for
                 an engine and a learner in one process on one GPU.
-            engine_kwargs: further arguments of `vllm.LLM`; they win.
+            engine_kwargs: further arguments of `vllm.LLM`; they win. Those that other
+                knobs set, or that change what a log-prob means, are refused.
         """
         return self._assign(_provided(locals()))
 
@@ -349,13 +399,16 @@ class ExGRPOConfig(AlgorithmConfig):
         evaluation_samples_per_prompt: int = NotProvided,
         evaluation_max_prompts: int | None = NotProvided,
         evaluation_at_start: bool = NotProvided,
+        evaluation_sets: dict[str, dict[str, Any]] = NotProvided,
+        best_checkpoint_set: str | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets the evaluation on held-out problems.
 
         The problems are those of the environment with the overrides in
         `evaluation_config`, for example `{"env_config": {"split": "heldout"}}`. Each
-        is sampled the same number of times by the training engines.
+        is sampled the same number of times by the training engines. Several sets of
+        problems are described in `evaluation_sets`.
 
         Args:
             evaluation_temperature: of sampling; 0 is greedy.
@@ -364,11 +417,42 @@ class ExGRPOConfig(AlgorithmConfig):
                 takes all.
             evaluation_at_start: evaluate before the first step too, if
                 `evaluation_interval` is set; reported as `evaluation_at_start`.
+            evaluation_sets: name to a dict of `env`, `env_config`, `samples`,
+                `temperature`, `max_prompts` and `role` ("validation" or "test"); what
+                it leaves out is as in training, or as given above. Its metrics are
+                under `evaluation/NAME`. The unnamed set is then evaluated only if there
+                is an `evaluation_config`.
+            best_checkpoint_set: the set whose pass@1 chooses the checkpoint that
+                `rllib train` keeps beside the last one; "evaluation" is the unnamed
+                one. A test set is refused. None keeps checkpoints by age.
             kwargs: RLlib's own, such as `evaluation_interval`.
         """
         self._refuse_unknown(kwargs, AlgorithmConfig.evaluation)
         super().evaluation(**kwargs)
         return self._assign(_provided(locals()))
+
+    def build_evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """Builds what an evaluation samples, by name, the unnamed set first.
+
+        Raises:
+            ValueError: for a set that cannot be used.
+        """
+        evaluation = self.get_evaluation_config_object()
+        unnamed = EvaluationSet(
+            name=UNNAMED,
+            env=evaluation.env,
+            env_config=evaluation.env_config,
+            samples=self.evaluation_samples_per_prompt,
+            temperature=0.0
+            if evaluation.explore is False
+            else self.evaluation_temperature,
+            max_prompts=self.evaluation_max_prompts,
+        )
+        training = replace(unnamed, env=self.env, env_config=self.env_config)
+        named = named_sets(self.evaluation_sets, training)
+        if named and not self.evaluation_config:
+            return named
+        return {UNNAMED: unnamed, **named}
 
     def _assign(self, values: Mapping[str, Any]) -> Self:
         for name, value in values.items():
@@ -383,6 +467,11 @@ class ExGRPOConfig(AlgorithmConfig):
         for fault in setting_faults(self):
             self._reject(fault.knob, fault.remedy)
         self._refuse_settings_without_effect()
+        if not self.in_evaluation:
+            sets = self.build_evaluation_sets()
+            check_best_checkpoint_set(self.best_checkpoint_set, sets)
+            if self.best_checkpoint_set and not self.evaluation_interval:
+                self._reject("best_checkpoint_set", "set `evaluation_interval` too")
         check_model_folder(self.model_name_or_path)
         if self.lora_config is not None:
             build_lora_config(self.lora_config)
@@ -536,6 +625,20 @@ class ExGRPOConfig(AlgorithmConfig):
         """Most prompts replayed in a step: rho P, rounded down."""
         # 0.29 * 100 is 28.999999999999996 in floating point.
         return int(self.replay_ratio * self.prompts_per_step + 1e-9)
+
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether completions with advantage 0 need no pass of the learner."""
+        return self.skip_zero_advantage_groups or self.entropy_coeff == 0
+
+    @property
+    def rollout_correction(self) -> RolloutCorrection:
+        """What is done about differences between engine and learner."""
+        return RolloutCorrection(
+            level=self.rollout_correction_level,
+            cap=self.rollout_correction_cap,
+            keep_range=self.rollout_correction_range,
+        )
 
     def fresh_clip_range(
         self, *, replay_is_active: bool

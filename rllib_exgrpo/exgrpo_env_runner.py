@@ -2,10 +2,9 @@
 
 import time
 import traceback
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice, pairwise, starmap
 from typing import Any
 
 import ray
@@ -27,17 +26,17 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_exgrpo import text_env
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
 from rllib_exgrpo.policy import load_tokenizer
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import (
     Completion,
     Group,
-    PromptId,
     RolloutRequest,
     RolloutResult,
 )
-from rllib_exgrpo.sampler import Sample, VLLMSampler
+from rllib_exgrpo.sampler import Sample, VLLMSampler, check_log_probs
 
 
 class ExGRPOEnvRunner(EnvRunner, Checkpointable):
@@ -56,7 +55,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         self._weights_version = 0
         self._pending_weights: dict[str, Any] | None = None
         self._num_sample_calls = 0
-        self._evaluation_env: Any = None
+        self._evaluation_envs: dict[str, Any] = {}
         self.make_env()
         if self.hosts_engine and not self.config.in_evaluation:
             self.sampler  # noqa: B018 (starts the engine while the others start theirs)
@@ -103,10 +102,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         RLlib restart it, wait, and hide the cause.
         """
         try:
-            result = self._rollout(request)
-            if self.config.engine_sleeps and not request.evaluation:
-                self.sampler.sleep()  # until the new weights come
-            return result
+            return self._rollout(request)
         except Exception:  # any: the environment is the user's code
             if not self.worker_index:
                 raise
@@ -115,7 +111,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             )
 
     def _rollout(self, request: RolloutRequest) -> RolloutResult:
-        env = self.evaluation_env if request.evaluation else self.env
+        env = self._env_of(request.evaluation_set)
         prompts = [text_env.read_prompt(env, i) for i in request.prompt_ids]
         token_ids = [self.formatter.token_ids(messages) for messages, _ in prompts]
         self._load_pending_weights()
@@ -127,46 +123,50 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             temperature=request.temperature,
             seed=request.seed,
         )
+        check_log_probs(samples_PG, request.prompt_ids, request.iteration)
         generated = time.perf_counter()
-        judgements = self._judge(env, request.prompt_ids, samples_PG)
+        texts = self._texts(samples_PG)
+        rows_P = _slices(request.counts)
+        ids = [
+            prompt_id
+            for prompt_id, count in zip(request.prompt_ids, request.counts, strict=True)
+            for _ in range(count)
+        ]
+        judged = text_env.judge(env, texts, ids)
+        is_evaluation = request.evaluation_set is not None
+        answers = text_env.answer_keys(env, texts) if is_evaluation else None
         verified = time.perf_counter()
 
-        rewards = iter(judgements)
         groups = [
             Group(
                 prompt_id=prompt_id,
                 prompt_token_ids=ids,
                 completions=[
-                    self._completion(s, next(rewards).reward, request.iteration)
-                    for s in samples_G
+                    self._completion(sample, judgement.reward, request.iteration)
+                    for sample, judgement in zip(samples_G, judged[rows], strict=True)
                 ],
                 source=source,
+                reasons=[judgement.reason for judgement in judged[rows]],
+                answers=None if answers is None else answers[rows],
             )
-            for prompt_id, ids, (_, source), samples_G in zip(
-                request.prompt_ids, token_ids, prompts, samples_PG, strict=True
+            for prompt_id, ids, (_, source), samples_G, rows in zip(
+                request.prompt_ids, token_ids, prompts, samples_PG, rows_P, strict=True
             )
         ]
         return RolloutResult(
             groups=groups,
             weights_version=self._weights_version,
-            reasons=dict(Counter(j.reason for j in judgements)),
             seconds={"generate": generated - started, "verify": verified - generated},
         )
 
-    def _judge(
-        self, env: Any, prompt_ids: list[PromptId], samples_PG: list[list[Sample]]
-    ) -> list[text_env.Judgement]:
+    def _texts(self, samples_PG: list[list[Sample]]) -> list[str]:
+        """Decodes all samples, in order, with the prefix that the verifier reads."""
         texts = self.tokenizer.batch_decode(
             [s.token_ids for samples_G in samples_PG for s in samples_G],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        prefix = self.config.assistant_prefix
-        ids = [
-            i for i, samples_G in zip(prompt_ids, samples_PG, strict=True)
-            for _ in samples_G
-        ]  # fmt: skip
-        return text_env.judge(env, [prefix + text for text in texts], ids)
+        return [self.config.assistant_prefix + text for text in texts]
 
     def _completion(self, sample: Sample, reward: float, iteration: int) -> Completion:
         return Completion(
@@ -246,20 +246,23 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         """Creates the environment anew."""
         if self.env is not None:
             self.env.close()
-        self.env = self._create_env(self._env_creator, self.config)
+        self.env = self._create_env(self._env_creator, self.config.env_config)
 
-    @property
-    def evaluation_env(self) -> Any:
-        """The environment of the evaluation config, created when first needed."""
-        if self._evaluation_env is None:
-            config = self.config.get_evaluation_config_object()
-            _, creator = Algorithm._get_env_id_and_creator(config.env, config)
-            self._evaluation_env = self._create_env(creator, config)
-        return self._evaluation_env
+    def _env_of(self, evaluation_set: EvaluationSet | None) -> Any:
+        """Returns the environment of an evaluation set, made when first needed."""
+        if evaluation_set is None:
+            return self.env
+        name, env = evaluation_set.name, evaluation_set.env
+        if name not in self._evaluation_envs:
+            _, creator = Algorithm._get_env_id_and_creator(env, self.config)
+            self._evaluation_envs[name] = self._create_env(
+                creator, evaluation_set.env_config
+            )
+        return self._evaluation_envs[name]
 
-    def _create_env(self, creator: Any, config: Any) -> Any:
+    def _create_env(self, creator: Any, env_config: Mapping[str, Any]) -> Any:
         context = EnvContext(
-            config.env_config,
+            env_config,
             worker_index=self.worker_index or 0,
             num_workers=self.num_workers,
         )
@@ -323,6 +326,10 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         if "sampler" in vars(self):
             self.sampler.close()
             del self.sampler
-        for env in (self.env, self._evaluation_env):
-            if env is not None:
-                env.close()
+        for env in (self.env, *self._evaluation_envs.values()):
+            env.close()
+
+
+def _slices(counts: Sequence[int]) -> list[slice]:
+    """Returns where, in a flat list, the items of each prompt are."""
+    return list(starmap(slice, pairwise([0, *accumulate(counts)])))

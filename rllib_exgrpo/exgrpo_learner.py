@@ -14,10 +14,10 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 
-from rllib_exgrpo.batching import MiniBatch, PaddedRows, Rows, pad
+from rllib_exgrpo.batching import MiniBatch, Rows, pad
 from rllib_exgrpo.exgrpo_rl_module import ExGRPORLModule
-from rllib_exgrpo.loss_metrics import UpdateTotals, summarize, token_totals
-from rllib_exgrpo.losses import entropy_loss, mixed_policy_loss
+from rllib_exgrpo.loss_metrics import UpdateTotals, summarize
+from rllib_exgrpo.objective import Objective, accumulate_gradients, score_tokens
 from rllib_exgrpo.policy import TokenScores
 from rllib_exgrpo.training_engine import TorchEngine, TrainingEngine, UpdateRules
 
@@ -113,15 +113,17 @@ class ExGRPOLearner(TorchLearner):
         """
         mini_batches = cast(Sequence[MiniBatch], training_data.batch)
         learning_rate = self._set_learning_rate(timesteps or {})
+        objective = self._build_objective(clip_eps)
         totals, results = [], []
         for mini_batch in mini_batches:
-            totals.append(self._accumulate_gradients(mini_batch, clip_eps))
+            totals.append(self._accumulate_gradients(mini_batch, objective))
             results.append(self.engine.step())
         self._weights_seq_no += 1
 
         rules, norms = self.engine.optimizer.rules, [r.grad_norm for r in results]
         metrics = {
             **self._token_metrics(totals),
+            "num_completions_skipped": float(sum(m.num_skipped for m in mini_batches)),
             "grad_norm": float(np.mean(norms)),
             "grad_norm_max": float(np.max(norms)),
             "grad_clip_fraction": float(np.mean([rules.clips(norm) for norm in norms])),
@@ -146,25 +148,36 @@ class ExGRPOLearner(TorchLearner):
         self._set_optimizer_lr(optimizer, rate)
         return float(rate)
 
+    def _build_objective(self, clip_eps: ClipRange) -> Objective:
+        config = self.config
+        return Objective(
+            clip_eps=clip_eps,
+            shaping_beta=config.shaping_beta,
+            replay_importance_ratio=config.replay_importance_ratio,
+            entropy_coeff=config.entropy_coeff,
+            aggregation=config.loss_aggregation,
+            max_completion_tokens=config.max_completion_tokens,
+        )
+
     def _accumulate_gradients(
-        self, mini_batch: MiniBatch, clip_eps: ClipRange
+        self, mini_batch: MiniBatch, objective: Objective
     ) -> UpdateTotals:
         self._update_totals = UpdateTotals()
-        for index, rows in enumerate(mini_batch.micro_batches):
-            batch = pad(rows).to(self._device)
-            loss = self.compute_loss_for_module(
+        accumulate_gradients(
+            self.engine,
+            mini_batch,
+            lambda rows, scores: self.compute_loss_for_module(
                 module_id=DEFAULT_MODULE_ID,
                 config=self.config,
                 batch={
-                    "rows": batch,
-                    "clip_eps": clip_eps,
-                    "loss_denominator": self._loss_denominator(mini_batch),
-                    "num_tokens": mini_batch.num_tokens,
+                    "rows": rows,
+                    "mini_batch": mini_batch,
+                    "objective": objective,
                 },
-                fwd_out=self._score_tokens(batch)._asdict(),
-            )
-            is_last = index == len(mini_batch.micro_batches) - 1
-            self.engine.backward(loss, is_last=is_last)
+                fwd_out=scores._asdict(),
+            ),
+            self._device,
+        )
         return self._update_totals
 
     @override(TorchLearner)
@@ -181,58 +194,18 @@ class ExGRPOLearner(TorchLearner):
         Args:
             module_id: of the only module.
             config: of this learner.
-            batch: "rows" (`PaddedRows`), "clip_eps", and the global denominators
-                "loss_denominator" and "num_tokens".
+            batch: "rows" (`PaddedRows`), "mini_batch" with the global counts, and the
+                "objective".
             fwd_out: (B, T) "logp" and "entropy" of the completion tokens.
 
         Returns:
             Scalar; summed over micro-batches and learners it is the loss.
         """
-        rows: PaddedRows = batch["rows"]
-        current_logp, entropy = fwd_out["logp"], fwd_out["entropy"]
-        behavior_logp = rows.behavior_logp
-        if not config.replay_importance_ratio:
-            # The ratio of a replayed token is then its probability, as if the policy
-            # that sampled it had been certain.
-            behavior_logp = behavior_logp.masked_fill(rows.replay_mask[:, None], 0.0)
-        output = mixed_policy_loss(
-            current_logp,
-            behavior_logp,
-            rows.advantages,
-            rows.loss_mask,
-            rows.replay_mask,
-            clip_eps=batch["clip_eps"],
-            shaping_beta=config.shaping_beta,
-            denominator=batch["loss_denominator"],
+        loss, totals = batch["objective"].loss(
+            batch["rows"], TokenScores(**fwd_out), batch["mini_batch"]
         )
-        bonus = entropy_loss(entropy, rows.loss_mask, denominator=batch["num_tokens"])
-        self._update_totals.add(
-            token_totals(
-                output,
-                log_ratio=(current_logp - behavior_logp).detach(),
-                entropy=entropy.detach(),
-                advantages=rows.advantages,
-                loss_mask=rows.loss_mask,
-                replay_mask=rows.replay_mask,
-                shaping_beta=config.shaping_beta,
-            )
-        )
-        return output.loss + config.entropy_coeff * bonus
-
-    def _loss_denominator(self, mini_batch: MiniBatch) -> float:
-        completions = (
-            mini_batch.num_completions
-            if self.config.loss_aggregation == "completion_mean"
-            else 1
-        )
-        return float(completions * self.config.max_completion_tokens)
-
-    def _score_tokens(self, batch: PaddedRows) -> TokenScores:
-        """Returns (B, T) log-probs and entropies of the completion tokens."""
-        scores = self.engine.forward(
-            batch.input_ids, batch.attention_mask, batch.prediction_mask
-        )
-        return TokenScores(batch.dense(scores.logp), batch.dense(scores.entropy))
+        self._update_totals.add(totals)
+        return loss
 
     def _token_metrics(self, totals: list[UpdateTotals]) -> dict[str, float]:
         step = UpdateTotals()
@@ -244,7 +217,7 @@ class ExGRPOLearner(TorchLearner):
         names = sorted(step.sums)
         sums = self._over_learners(
             [step.sums[n] for n in names]
-            + [first.sums["fresh/logp_diff"], first.sums["fresh/tokens"]],
+            + [first.sums["fresh/logp_diff"], first.sums["fresh/compared"]],
             dist.ReduceOp.SUM,
         )
         (largest,) = self._over_learners([first.logp_diff_max], dist.ReduceOp.MAX)
@@ -278,11 +251,31 @@ class ExGRPOLearner(TorchLearner):
         parts = [np.zeros((2, 0), np.float32)]
         for rows in micro_batches:
             batch = pad(rows).to(self._device)
-            logp, entropy = self._score_tokens(batch)
+            logp, entropy = score_tokens(self.engine, batch)
             lengths = batch.token_mask.sum(1)
             means = torch.stack([entropy.sum(1), -logp.sum(1)]) / lengths
             parts.append(means[:, : len(rows)].cpu().numpy())
         return np.concatenate(parts, axis=1)
+
+    @torch.no_grad()
+    def token_logp(self, micro_batches: Sequence[Rows]) -> list[NDArray[np.float32]]:
+        """Computes the log-prob of each completion token under the current policy.
+
+        Args:
+            micro_batches: this learner's rows; all learners pass the same number.
+
+        Returns:
+            (T,) for each row, in the order of the micro-batches.
+        """
+        logp_B: list[NDArray[np.float32]] = []
+        for rows in micro_batches:
+            batch = pad(rows).to(self._device)
+            logp, _ = self.engine.forward(
+                batch.input_ids, batch.attention_mask, batch.prediction_mask
+            )
+            ends_B = np.cumsum(rows.lengths_B)
+            logp_B += np.split(logp.cpu().numpy(), ends_B)[: len(rows)]
+        return logp_B
 
     # --- state
 

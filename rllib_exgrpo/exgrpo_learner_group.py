@@ -1,6 +1,6 @@
 """The learners as one: collective reads of the state, sharded scoring and updates."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,10 @@ class ExGRPOLearnerGroup(LearnerGroup):
             The metrics of each learner.
         """
         shares = shard_mini_batches(
-            mini_batches, self.num_shards, self.config.max_tokens_per_micro_batch
+            mini_batches,
+            self.num_shards,
+            self.config.max_tokens_per_micro_batch,
+            skip_zero_advantages=self.config.skips_zero_advantages,
         )
         data = (
             TrainingData(batches=shares)
@@ -77,19 +80,40 @@ class ExGRPOLearnerGroup(LearnerGroup):
         Returns:
             (2, B) mean token entropy and mean negative log-prob of each row, in nats.
         """
+        scores = np.zeros((2, len(rows)), np.float32)
+        for index, result in self._on_shards("score", rows):
+            scores[:, index] = result
+        return scores
+
+    def token_logp(self, rows: Rows) -> NDArray[np.float32]:
+        """Computes log-probs under the current policy, shared by all learners.
+
+        Args:
+            rows: the completions.
+
+        Returns:
+            The log-probs of their tokens, row after row, in nats.
+        """
+        logp_B = [np.zeros(0, np.float32)] * len(rows)
+        for index, result in self._on_shards("token_logp", rows):
+            for row, logp_T in zip(index, result, strict=True):
+                logp_B[row] = logp_T
+        return np.concatenate([np.zeros(0, np.float32), *logp_B])
+
+    def _on_shards(
+        self, method: str, rows: Rows
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Calls a method on all learners; yields their row positions and results."""
         plans = plan_shards(
             rows.total_lengths_B,
             self.num_shards,
             self.config.max_tokens_per_micro_batch,
         )
         results = self._call_all(
-            "score",
+            method,
             [{"micro_batches": [rows.take(i) for i in plan]} for plan in plans],
         )
-        scores = np.zeros((2, len(rows)), np.float32)
-        for plan, result in zip(plans, results, strict=True):
-            scores[:, np.concatenate(plan)] = result
-        return scores
+        return zip((np.concatenate(plan) for plan in plans), results, strict=True)
 
     def _call_all(
         self, method: str, kwargs: dict[str, Any] | list[dict[str, Any]]

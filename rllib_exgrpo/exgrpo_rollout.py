@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class RolloutDispatcher:
         *,
         temperature: float,
         iteration: int,
-        evaluation: bool = False,
+        evaluation_set: EvaluationSet | None = None,
+        stream: int = 0,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
 
@@ -62,7 +64,9 @@ class RolloutDispatcher:
             counts: completions wanted of each.
             temperature: 0 is greedy.
             iteration: training iteration.
-            evaluation: take the problems from the evaluation environment.
+            evaluation_set: whose environment holds the problems; None means that of
+                training.
+            stream: of random numbers; rollouts of one iteration take different ones.
         """
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
@@ -71,9 +75,9 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=self._request_seed(iteration, evaluation, position),
+                seed=request_seed(self._seed, iteration, stream, position),
                 iteration=iteration,
-                evaluation=evaluation,
+                evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)
             if len(share)
@@ -120,10 +124,6 @@ class RolloutDispatcher:
                     "to None to wait as long as they live."
                 )
         return [results[position] for position in range(len(self._requests))]
-
-    def _request_seed(self, iteration: int, evaluation: bool, position: int) -> int:
-        entropy = [self._seed, iteration, int(evaluation), position]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property
     def _is_remote(self) -> bool:
@@ -177,6 +177,19 @@ class RolloutDispatcher:
             len(prompts),
             prompts[0] if prompts else None,
         )
+
+
+def request_seed(seed: int, iteration: int, stream: int, position: int) -> int:
+    """Derives the seed of a request.
+
+    Args:
+        seed: of the run.
+        iteration: training iteration.
+        stream: tells requests of the iteration for different ends apart.
+        position: of the request among those.
+    """
+    entropy = [seed, iteration, stream, position]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _checked(result: RolloutResult) -> RolloutResult:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from rllib_exgrpo.lora import add_adapters
+from rllib_exgrpo.token_scorer import LOGITS_PER_CHUNK, TokenScorer
 
 TINY_MODEL = "tiny-arithmetic"
 """Name of the embedded model, accepted wherever a model path or hub name is."""
@@ -209,14 +208,14 @@ class TokenScores(NamedTuple):
 class LanguagePolicy(nn.Module):
     """A Hugging Face causal LM that scores given completions.
 
-    Logits exist only for completion tokens and only for `tokens_per_chunk` of them at a
-    time; the backward pass computes them again. Memory therefore does not grow with
-    tokens times vocabulary.
+    Logits exist only for completion tokens and only for a chunk of them at a time; the
+    backward pass computes them again. Memory therefore does not grow with tokens times
+    vocabulary.
 
     Args:
         model: the causal LM; its weights stay in `model`, under their own names.
         temperature: of sampling; the logits are divided by it, as in the engine.
-        tokens_per_chunk: completion tokens whose logits exist at once.
+        logits_per_chunk: see `TokenScorer`.
     """
 
     def __init__(
@@ -224,12 +223,15 @@ class LanguagePolicy(nn.Module):
         model: Any,
         *,
         temperature: float = 1.0,
-        tokens_per_chunk: int = 2048,
+        logits_per_chunk: int = LOGITS_PER_CHUNK,
     ) -> None:
         super().__init__()
         self.model: Any = model  # any Hugging Face architecture
-        self.temperature = temperature
-        self.tokens_per_chunk = tokens_per_chunk
+        self.scorer = TokenScorer(
+            model.get_output_embeddings(),
+            temperature=temperature,
+            logits_per_chunk=logits_per_chunk,
+        )
 
     @classmethod
     def from_pretrained(
@@ -311,11 +313,7 @@ class LanguagePolicy(nn.Module):
         return self.model.get_output_embeddings()
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        prediction_mask: Tensor,
-        with_entropy: bool = True,
+        self, input_ids: Tensor, attention_mask: Tensor, prediction_mask: Tensor
     ) -> TokenScores:
         """Scores the tokens that follow the marked positions.
 
@@ -323,7 +321,6 @@ class LanguagePolicy(nn.Module):
             input_ids: (B, L) int64.
             attention_mask: (B, L) bool.
             prediction_mask: (B, L - 1) bool, True where the next token is scored.
-            with_entropy: whether the entropy is wanted; else it is zeros.
 
         Returns:
             (N,) values in row order, N the number of marked positions.
@@ -333,22 +330,4 @@ class LanguagePolicy(nn.Module):
         ).last_hidden_state
         hidden_N = hidden[:, :-1][prediction_mask]
         targets_N = input_ids[:, 1:][prediction_mask]
-        parts = [
-            checkpoint(self._score_chunk, h, t, with_entropy, use_reentrant=False)
-            for h, t in zip(
-                hidden_N.split(self.tokens_per_chunk),
-                targets_N.split(self.tokens_per_chunk),
-                strict=True,
-            )
-        ]
-        return TokenScores(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-    def _score_chunk(
-        self, hidden: Tensor, targets: Tensor, with_entropy: bool
-    ) -> TokenScores:
-        logits = self._embeddings(hidden).float() / self.temperature
-        logp = -cross_entropy(logits, targets, reduction="none")
-        if not with_entropy:
-            return TokenScores(logp, torch.zeros_like(logp))
-        log_probs = logits.log_softmax(-1)
-        return TokenScores(logp, -(log_probs.exp() * log_probs).sum(-1))
+        return TokenScores(*self.scorer(hidden_N, targets_N))

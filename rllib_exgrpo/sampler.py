@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rllib_exgrpo.policy import resolve_model, stop_token_ids
+from rllib_exgrpo.records import PromptId
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class VLLMSampler:
                 n=1 if greedy else count,
                 temperature=temperature,
                 max_tokens=max_completion_tokens or self._max_completion_tokens,
-                logprobs=0,
+                logprobs=0,  # of the sampled token alone
+                flat_logprobs=True,
                 stop_token_ids=self._stop_token_ids,
                 detokenize=False,
             )
@@ -170,6 +172,33 @@ class VLLMSampler:
         gc.collect()
 
 
+def check_log_probs(
+    samples_PG: Sequence[Sequence[Sample]],
+    prompt_ids: Sequence[PromptId],
+    iteration: int,
+) -> None:
+    """Checks that the engine's log-probs are numbers.
+
+    Args:
+        samples_PG: the samples of each prompt.
+        prompt_ids: which problems.
+        iteration: training iteration.
+
+    Raises:
+        RuntimeError: naming the first prompt and token without one.
+    """
+    for prompt_id, samples_G in zip(prompt_ids, samples_PG, strict=True):
+        for sample in samples_G:
+            if not np.isfinite(sample.logp).all():
+                bad = int(np.flatnonzero(~np.isfinite(sample.logp))[0])
+                raise RuntimeError(
+                    f"vLLM returned the log-prob {sample.logp[bad]} for token {bad} of "
+                    f"a completion of prompt {prompt_id!r} in iteration {iteration}: "
+                    "its logits are not finite. Check the weights (did training "
+                    "diverge?) and the `model_dtype`."
+                )
+
+
 def _import_vllm() -> Any:
     try:
         import vllm
@@ -205,21 +234,14 @@ def _torch_settings_kept() -> Iterator[None]:
 
 
 def _to_sample(completion: Any) -> Sample:
-    token_ids = list(completion.token_ids)
-    logp = [
-        position[token].logprob
-        for token, position in zip(token_ids, completion.logprobs, strict=True)
-    ]
-    logp_T = np.array(logp, np.float32)
-    if not np.isfinite(logp_T).all():
-        bad = int(np.flatnonzero(~np.isfinite(logp_T))[0])
+    token_ids, logprobs = list(completion.token_ids), completion.logprobs
+    if logprobs.token_ids != token_ids:
         raise RuntimeError(
-            f"vLLM returned the log-prob {logp_T[bad]} for token {bad} of a "
-            "completion: its logits are not finite. Check the weights (did training "
-            "diverge?) and the `model_dtype`."
+            "vLLM returned log-probs of other tokens than the sampled ones. Install "
+            "the vLLM version that this package names."
         )
     return Sample(
         token_ids=np.array(token_ids, np.int32),
-        logp=logp_T,
+        logp=np.array(logprobs.logprobs, np.float32),
         truncated=completion.finish_reason == "length",
     )

@@ -81,6 +81,15 @@ def judge(
     return judgements
 
 
+def answer_keys(env: Any, completions: Sequence[str]) -> list[str | None] | None:
+    """Returns what each completion answers, for votes; None if it cannot be told.
+
+    An environment can tell if it has a method `answer_key(completion)`.
+    """
+    answer_key = getattr(env.unwrapped, "answer_key", None)
+    return None if answer_key is None else [answer_key(c) for c in completions]
+
+
 def _step(env: Any, completion: str, prompt_id: PromptId) -> Judgement:
     env.reset(options={"prompt_id": prompt_id})
     _, reward, _, _, info = env.step(completion)

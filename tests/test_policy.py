@@ -51,7 +51,7 @@ def plain_scores(model, rows, row, temperature=1.0):
 
 @pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 1000), (0.7, 3)])
 def test_scores_are_those_of_each_row_alone(model, rows, temperature, chunk):
-    policy = LanguagePolicy(model, temperature=temperature, tokens_per_chunk=chunk)
+    policy = LanguagePolicy(model, temperature=temperature, logits_per_chunk=60 * chunk)
     batch = pad(rows)
     with torch.no_grad():
         scores = policy(batch.input_ids, batch.attention_mask, batch.prediction_mask)
@@ -71,7 +71,7 @@ def test_chunks_change_neither_values_nor_gradients(model, rows):
     batch = pad(rows)
 
     def gradients(chunk):
-        policy = LanguagePolicy(model, tokens_per_chunk=chunk)
+        policy = LanguagePolicy(model, logits_per_chunk=60 * chunk)
         model.zero_grad()
         scores = policy(batch.input_ids, batch.attention_mask, batch.prediction_mask)
         (scores.logp.sum() + 0.3 * scores.entropy.sum()).backward()

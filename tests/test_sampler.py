@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rllib_exgrpo.batching import pad, rows_from_candidates
+from rllib_exgrpo.exgrpo_rollout import request_seed
 from rllib_exgrpo.policy import (
     LanguagePolicy,
     load_tokenizer,
@@ -79,6 +80,8 @@ def learner_logp(policy, prompt, sample) -> np.ndarray:
     return scores.logp.numpy()
 
 
+# Bug reports 20, 21, 30 and 33: the sampled tokens' own log-probs, float32 parity, no
+# stale prefix cache, tied and untied heads.
 @pytest.mark.parametrize("text", ["What is 58 + 367?\n", LONG_PROMPT])
 def test_log_probs_are_the_learners_before_and_after_new_weights(model, text):
     path, sampler = model
@@ -142,11 +145,38 @@ def test_groups_have_the_size_asked_for_and_differ(model):
     groups = sampler.sample([prompt] * 3, [8, 8, 3], temperature=1.0, seed=0)
     assert [len(group) for group in groups] == [8, 8, 3]
     distinct = {tuple(s.token_ids) for group in groups[:2] for s in group}
-    # A model's own generation config with top_k 1 would leave a single one.
+    # Bug report 17: the model's own generation config has top_k 1 and would leave one.
     assert len(distinct) >= 6
     for group in groups:
         for sample in group:
             assert len(sample.token_ids) == len(sample.logp)
+
+
+def test_every_prompt_gets_its_own_completions(model):
+    # Bug report 32: 5 prompts of 8, each completion with its own tokens and log-probs.
+    path, sampler = model
+    policy = LanguagePolicy.from_pretrained(path)
+    sampler.load_weights(policy.model.state_dict())
+    prompts = [encode(path, f"What is {n}867 + 3674?\n") for n in range(1, 6)]
+    groups = sampler.sample(prompts, [8] * 5, temperature=1.0, seed=4)
+    assert [len(group) for group in groups] == [8] * 5
+    for prompt, group in zip(prompts, groups, strict=True):
+        assert len({tuple(s.token_ids) for s in group}) > 1
+        for sample in group[:2]:
+            expected = learner_logp(policy, prompt, sample)
+            np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
+
+
+def test_requests_of_one_step_draw_different_samples(model):
+    # Bug report 31: two env runners with the same prompt, and a later round.
+    path, sampler = model
+    prompt = encode(path, "What is 5867 + 3674?\n")
+    seeds = [request_seed(7, 1, *rest) for rest in ((0, 0), (0, 1), (2, 0))]
+    assert len({*seeds, request_seed(8, 1, 0, 0), request_seed(7, 2, 0, 0)}) == 5
+    groups = [sampler.sample([prompt], [8], temperature=1.0, seed=s)[0] for s in seeds]
+    texts = [{tuple(s.token_ids) for s in group} for group in groups]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+    assert len(texts[0] | texts[1]) >= 12  # of 16
 
 
 def test_the_seed_decides(model):
@@ -183,6 +213,7 @@ def test_a_length_limit_marks_completions_as_truncated(model):
     assert all(s.truncated and len(s.token_ids) == 3 for s in group)
 
 
+# Bug report 18; `tests/test_sampler_outputs.py` has the rest of it.
 def test_all_declared_end_tokens_end_a_completion(tmp_path):
     path = odd_generation_config(tmp_path)
     assert stop_token_ids(path, load_tokenizer(path)) == [1, 7]

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.envs import ArithmeticEnv, Problem, VerifiableTextEnv
+from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.metric_names import METRICS
 
 
@@ -64,6 +65,9 @@ def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
             evaluation_interval=2,
             evaluation_config={"env_config": {"split": "heldout", "num_problems": 10}},
             evaluation_temperature=0.0,
+            evaluation_sets={
+                "train": {"env_config": {"num_problems": 6}, "samples": 2}
+            },
         )
         .debugging(seed=7)
     )
@@ -75,9 +79,10 @@ def missing_metrics(result) -> list[str]:
     return [
         pattern
         for pattern in METRICS
-        # An evaluation follows later; scores by source need several sources.
-        if not pattern.startswith("evaluation/")
-        and not pattern.endswith("pass_at_1_of_*")
+        # An evaluation follows later; scores by source need several sources, and
+        # majorities several samples, which only the named set has.
+        if not pattern.startswith(("evaluation/", "evaluation_at_start/maj_at"))
+        and not pattern.endswith("_of_*")
         and not fnmatch.filter(paths, pattern)
     ]
 
@@ -106,6 +111,13 @@ def test_training_evaluation_and_restore(
     # Each prompt once, nothing of it in the training counters.
     assert second["evaluation"]["num_prompts"] == 10
     assert second["evaluation"]["num_completions"] == 10
+    assert second["evaluation"]["easy"]["num_completions"] == 12
+    asked = [(q.evaluation_set, q.prompt_id) for q in algo.evaluator.questions]
+    assert len(set(asked)) == len(asked) == 16
+    kept = read_questions(algo.logdir)
+    assert {q.iteration for q in kept[:16]} == {0}
+    assert kept[16:] == algo.evaluator.questions
+    assert {q.iteration for q in kept[16:]} == {2}
     lifetime = second["env_runners"]["num_env_steps_sampled_lifetime"]
     assert lifetime == sum(r["env_runners"]["num_completions"] for r in (first, second))
     assert missing_metrics(first) == []  # all there from the first iteration

@@ -130,6 +130,11 @@ class Experiment:
         settings = dict(settings)
         if "env" in settings:
             settings["env"] = find_env(settings["env"])
+        if "evaluation_sets" in settings:
+            settings["evaluation_sets"] = {
+                name: {**keys, "env": find_env(keys["env"])} if "env" in keys else keys
+                for name, keys in settings["evaluation_sets"].items()
+            }
         with as_command_error("the config cannot be used"):
             config = self.config.copy(copy_frozen=False).update_from_dict(settings)
         return replace(
@@ -158,7 +163,8 @@ class Experiment:
             open_prompts(config)
         if config.evaluation_interval:
             with as_command_error("the evaluation cannot be used"):
-                open_prompts(config.get_evaluation_config_object())
+                for evaluation_set in config.build_evaluation_sets().values():
+                    open_prompts(config, evaluation_set)
         return replace(self, stop=stop)
 
 

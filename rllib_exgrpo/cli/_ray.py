@@ -5,17 +5,25 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 
 from rllib_exgrpo.cli._errors import CommandError
+from rllib_exgrpo.cli._logs import keep_logs, link_logs
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 
 
 @contextmanager
-def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
+def ray_started(
+    config: ExGRPOConfig, run_folder: Path | None = None
+) -> Iterator[Mapping[str, float]]:
     """Starts Ray on this machine, or joins the cluster named by `RAY_ADDRESS`.
+
+    Args:
+        config: of the algorithm.
+        run_folder: where the logs of all processes are kept, if they are wanted.
 
     Yields:
         The resources that the algorithm needs, by name.
@@ -27,9 +35,9 @@ def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     needs = ExGRPO.default_resource_request(config).required_resources
     if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level="critical")
+        context = ray.init(log_to_driver=False, logging_level="critical")
     else:
-        ray.init(
+        context = ray.init(
             address="local",
             # Processes may outnumber cores: they wait for each other in turns.
             num_cpus=max(os.cpu_count() or 1, int(needs.get("CPU", 1))),
@@ -37,11 +45,15 @@ def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
             log_to_driver=False,
             logging_level="critical",
         )
+    session = Path(context.address_info["session_dir"])
+    logs = link_logs(session, run_folder) if run_folder else None
     try:
         _check_room(needs)
         yield needs
     finally:
         ray.shutdown()
+        if logs is not None:
+            keep_logs(logs)
 
 
 def quieten() -> None:

@@ -7,39 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.experiment import Trial
 
+from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import CommandError, error_summary
 from rllib_exgrpo.cli._experiment import Experiment
+from rllib_exgrpo.cli._logs import FOLDER as LOGS
 from rllib_exgrpo.cli._progress import LEGEND, Progress, format_duration, outcome
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.exgrpo import ExGRPO
-from rllib_exgrpo.learning_curve import LearningCurve, save_plot
+from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.metric_names import is_met
+from rllib_exgrpo.report.page import write_report
 
 _TRIAL_FOLDER = "trial"
 _TRACEBACK_LINES = 8
 _INTERRUPTED = 130  # as shells report an end by Ctrl-C
-
-
-class _Reporter(tune.Callback):
-    """Prints a line a step and keeps the results."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.results: list[Mapping[str, Any]] = []
-        self._progress = progress
-
-    def on_trial_result(
-        self,
-        iteration: int,
-        trials: list[Trial],
-        trial: Trial,
-        result: dict[str, Any],
-        **info: Any,
-    ) -> None:
-        """Prints the progress."""
-        self.results.append(result)
-        print(*self._progress.lines(result), sep="\n", flush=True)
 
 
 def run_experiment(
@@ -59,18 +41,19 @@ def run_experiment(
         CommandError: if the machine is too small, or the run failed, with the cause.
     """
     folder = _new_folder(storage_path, experiment.name)
-    reporter = _Reporter(Progress(experiment.stop))
+    reporter = Display(Progress(experiment.stop))
     started = time.monotonic()
     _print_start(experiment, folder)
-    with ray_started(experiment.config):
+    with ray_started(experiment.config, folder):
         result = _tuner(experiment, folder, reporter, checkpoint_freq).fit()[0]
-    plot = _plot(reporter.results, experiment.name, folder)
+    pictures = _pictures(folder) if reporter.results else []
     if result.error is not None:
         raise CommandError(_failure(result.error, reporter.results, folder), 1)
     interrupted = not any(is_met(experiment.stop, r) for r in reporter.results[-1:])
     if interrupted:
         print(f"\nInterrupted after {len(reporter.results)} steps.")
-    _print_end(reporter.results, result.checkpoint, folder, plot, started)
+    _print_end(reporter.results, folder, pictures, started)
+    _print_checkpoints(result, _score_path(experiment.config))
     return _INTERRUPTED if interrupted else 0
 
 
@@ -89,7 +72,7 @@ def _new_folder(storage_path: str, name: str) -> Path:
 
 
 def _tuner(
-    experiment: Experiment, folder: Path, reporter: _Reporter, checkpoint_freq: int
+    experiment: Experiment, folder: Path, reporter: Display, checkpoint_freq: int
 ) -> tune.Tuner:
     return tune.Tuner(
         ExGRPO,
@@ -104,11 +87,34 @@ def _tuner(
             stop=dict(experiment.stop),
             callbacks=[reporter],
             verbose=0,
-            checkpoint_config=tune.CheckpointConfig(
-                checkpoint_at_end=True, checkpoint_frequency=checkpoint_freq
-            ),
+            checkpoint_config=_checkpoint_config(experiment.config, checkpoint_freq),
         ),
     )
+
+
+def _checkpoint_config(config: ExGRPOConfig, frequency: int) -> tune.CheckpointConfig:
+    """Keeps the last checkpoint; with a set to choose by, the best one too."""
+    score = _score_path(config)
+    if score is None:
+        return tune.CheckpointConfig(
+            checkpoint_at_end=True, checkpoint_frequency=frequency
+        )
+    return tune.CheckpointConfig(
+        checkpoint_at_end=True,
+        # Only what was evaluated can be chosen.
+        checkpoint_frequency=config.evaluation_interval,
+        num_to_keep=1,
+        checkpoint_score_attribute=score,
+        checkpoint_score_order="max",
+    )
+
+
+def _score_path(config: ExGRPOConfig) -> str | None:
+    """Returns the metric that chooses the best checkpoint, if one is to be chosen."""
+    chosen = config.best_checkpoint_set
+    if chosen is None:
+        return None
+    return f"{config.build_evaluation_sets()[chosen].path}/pass_at_1"
 
 
 def _print_start(experiment: Experiment, folder: Path) -> None:
@@ -122,32 +128,35 @@ def _print_start(experiment: Experiment, folder: Path) -> None:
     print(f"\n{LEGEND}\n", flush=True)
 
 
-def _plot(
-    results: Sequence[Mapping[str, Any]], label: str, folder: Path
-) -> Path | None:
-    if not any({"evaluation", "evaluation_at_start"} & r.keys() for r in results):
-        return None
-    curve = LearningCurve.from_results(results, label)
-    return save_plot([curve], folder / "learning_curve.png")
+def _pictures(folder: Path) -> list[Path]:
+    """Writes report and learning curve into the run's folder."""
+    return write_report([folder], folder / "report.html")
 
 
 def _print_end(
     results: Sequence[Mapping[str, Any]],
-    checkpoint: tune.Checkpoint | None,
     folder: Path,
-    plot: Path | None,
+    pictures: Sequence[Path],
     started: float,
 ) -> None:
     print(f"\n{outcome(results)}\n")
     print(f"Time        {format_duration(time.monotonic() - started)}")
     print(f"Results     {folder}")
-    if plot is not None:
-        print(f"Plot        {plot}")
-    if checkpoint is None:
+    for path in pictures:
+        print(f"Report      {path}")
+    print(f"Logs        {folder / LOGS}")
+
+
+def _print_checkpoints(result: tune.Result, score: str | None) -> None:
+    if result.checkpoint is None:
         print("Checkpoint  none; `--checkpoint-freq N` saves one every N steps")
         return
-    path = os.path.relpath(checkpoint.path)
+    path = os.path.relpath(result.checkpoint.path)
     print(f"Checkpoint  {path}")
+    if score is not None:
+        best = result.get_best_checkpoint(score, "max")
+        path = os.path.relpath(best.path)
+        print(f"Best        {path}, by {score}")
     print(f"\nEvaluate it again with `rllib evaluate {path}`.")
 
 
@@ -161,5 +170,6 @@ def _failure(
     return (
         f"the run failed {when}: {error_summary(error)}\n"
         f"The traceback ends with\n{end}\n"
-        f"All of it is in {folder / _TRIAL_FOLDER / 'error.txt'}."
+        f"All of it is in {folder / _TRIAL_FOLDER / 'error.txt'}, and what the "
+        f"processes printed in {folder / LOGS}."
     )
