@@ -197,6 +197,12 @@ def _learner_faults(config: Any) -> Iterator[Fault]:
             f"`num_learners`={config.num_learners} share one model through DeepSpeed: "
             "give a ZeRO stage from 0 (whole copies) to 3 (everything sharded)",
         )
+    if config.use_liger_kernel and not config.num_gpus_per_learner:
+        yield Fault(
+            "use_liger_kernel",
+            "Liger's kernels run on GPUs only: set `num_gpus_per_learner`, or turn it "
+            "off",
+        )
 
 
 def _engine_faults(config: Any) -> Iterator[Fault]:
