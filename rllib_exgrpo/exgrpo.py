@@ -279,7 +279,8 @@ class ExGRPO(Algorithm):
         diff = self.metrics.peek(
             (LEARNER_RESULTS, DEFAULT_MODULE_ID, "rollout_logp_diff_mean")
         )
-        if bound is None or diff <= bound or self._has_warned_of_logp_diff:
+        exceeds = bound is not None and diff > bound
+        if not exceeds or self._has_warned_of_logp_diff:
             return
         self._has_warned_of_logp_diff = True
         logger.warning(

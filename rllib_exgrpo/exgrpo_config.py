@@ -125,6 +125,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.model_name_or_path = TINY_MODEL
         self.model_dtype = "float32"
         self.attn_implementation = "sdpa"
+        self.use_liger_kernel = False
         self.gradient_checkpointing = False
         self.trust_remote_code = False
         self.model_config_overrides: dict[str, Any] = {}
@@ -294,6 +295,7 @@ class ExGRPOConfig(AlgorithmConfig):
         *,
         model_dtype: str = NotProvided,
         attn_implementation: str = NotProvided,
+        use_liger_kernel: bool = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         trust_remote_code: bool = NotProvided,
         model_config_overrides: dict[str, Any] = NotProvided,
@@ -317,6 +319,8 @@ class ExGRPOConfig(AlgorithmConfig):
                 float32 either way.
             attn_implementation: of transformers: "sdpa", "eager",
                 "flash_attention_2", ...
+            use_liger_kernel: Liger's fused kernels in the layers of the learner's
+                model, on GPUs.
             gradient_checkpointing: recompute layers in the backward pass to save
                 memory.
             trust_remote_code: run code that comes with the model; off for safety.

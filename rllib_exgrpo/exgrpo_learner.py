@@ -45,6 +45,8 @@ class ExGRPOLearner(TorchLearner):
     ) -> None:
         """Builds the training engine around the module."""
         module = self.lm_module
+        if config.use_liger_kernel:  # the module is on its GPU already
+            module.policy.use_liger_kernel()
         self.engine = self._build_engine(module, config)
         module.engine = self.engine
         self.register_optimizer(

@@ -79,6 +79,12 @@ def _offload_faults(config: Any, zero: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _placement_faults(config: Any) -> Iterator[Fault]:
+    if config.use_liger_kernel and not config.num_gpus_per_learner:
+        yield Fault(
+            "use_liger_kernel",
+            "Liger's kernels run on GPUs only: set `num_gpus_per_learner`, or turn it "
+            "off",
+        )
     if config.engine_sleeps and not config.num_gpus_per_env_runner:
         yield Fault(
             "engine_sleeps",

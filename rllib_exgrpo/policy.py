@@ -304,6 +304,24 @@ class LanguagePolicy(nn.Module):
                 "an architecture without logit soft caps or scales (Qwen, Llama, ...)."
             )
 
+    def use_liger_kernel(self) -> None:
+        """Swaps Liger's fused kernels into the layers of a model on a GPU.
+
+        The output head keeps `TokenScorer`, which gives entropies too.
+
+        Raises:
+            ImportError: if `liger-kernel` is not installed.
+        """
+        try:
+            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        except ImportError as error:
+            raise ImportError(
+                "`use_liger_kernel` needs a package: `pip install liger-kernel`."
+            ) from error
+        _apply_liger_kernel_to_instance(
+            self.model, cross_entropy=False, fused_linear_cross_entropy=False
+        )
+
     @property
     def _base(self) -> Any:
         return self.model.base_model

@@ -33,6 +33,7 @@ def config_with(**knobs):
         ("rollout_correction_cap", 2.0, "`behavior_logp_source`='learner'"),
         ("rollout_correction_range", (0.5, 0.9), "0 <= low < 1 < high"),
         ("rollout_correction_range", (0.5, 2.0), "`behavior_logp_source`='learner'"),
+        ("use_liger_kernel", True, "set `num_gpus_per_learner`"),
         ("max_rollout_logp_diff", -1.0, "or None to turn it off"),
         ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
         ("prompt_format", "raw", "'auto', 'chat', 'plain'"),

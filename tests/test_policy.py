@@ -1,3 +1,6 @@
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -90,6 +93,20 @@ def test_architectures_that_change_their_logits_are_refused(model):
 
     with pytest.raises(ValueError, match="Capped changes its logits"):
         LanguagePolicy(Capped(model.config)).check_head()
+
+
+def test_liger_kernels_leave_the_head_alone(model, monkeypatch):
+    calls = []
+    stub = types.ModuleType("liger_kernel.transformers")
+    stub._apply_liger_kernel_to_instance = lambda *args, **kw: calls.append((args, kw))
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stub)
+    LanguagePolicy(model).use_liger_kernel()
+    off = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert calls == [((model,), off)]
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    with pytest.raises(ImportError, match="pip install liger-kernel"):
+        LanguagePolicy(model).use_liger_kernel()
 
 
 def test_the_embedded_model_is_found_by_name():
