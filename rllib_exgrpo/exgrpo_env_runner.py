@@ -2,10 +2,10 @@
 
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, islice, pairwise, starmap
-from typing import Any
+from itertools import chain, islice, repeat
+from typing import Any, TypeVar
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -37,6 +37,8 @@ from rllib_exgrpo.records import (
     RolloutResult,
 )
 from rllib_exgrpo.sampler import Sample, VLLMSampler, check_log_probs
+
+T = TypeVar("T")
 
 
 class ExGRPOEnvRunner(EnvRunner, Checkpointable):
@@ -125,16 +127,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         )
         check_log_probs(samples_PG, request.prompt_ids, request.iteration)
         generated = time.perf_counter()
-        texts = self._texts(samples_PG)
-        rows_P = _slices(request.counts)
-        ids = [
-            prompt_id
-            for prompt_id, count in zip(request.prompt_ids, request.counts, strict=True)
-            for _ in range(count)
-        ]
-        judged = text_env.judge(env, texts, ids)
-        is_evaluation = request.evaluation_set is not None
-        answers = text_env.answer_keys(env, texts) if is_evaluation else None
+        judged_PG, answers_PG = self._judge(env, request, samples_PG)
         verified = time.perf_counter()
 
         groups = [
@@ -143,14 +136,20 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
                 prompt_token_ids=ids,
                 completions=[
                     self._completion(sample, judgement.reward, request.iteration)
-                    for sample, judgement in zip(samples_G, judged[rows], strict=True)
+                    for sample, judgement in zip(samples_G, judged_G, strict=True)
                 ],
                 source=source,
-                reasons=[judgement.reason for judgement in judged[rows]],
-                answers=None if answers is None else answers[rows],
+                reasons=[judgement.reason for judgement in judged_G],
+                answers=answers_G,
             )
-            for prompt_id, ids, (_, source), samples_G, rows in zip(
-                request.prompt_ids, token_ids, prompts, samples_PG, rows_P, strict=True
+            for prompt_id, ids, (_, source), samples_G, judged_G, answers_G in zip(
+                request.prompt_ids,
+                token_ids,
+                prompts,
+                samples_PG,
+                judged_PG,
+                answers_PG,
+                strict=True,
             )
         ]
         return RolloutResult(
@@ -159,14 +158,25 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             seconds={"generate": generated - started, "verify": verified - generated},
         )
 
-    def _texts(self, samples_PG: list[list[Sample]]) -> list[str]:
-        """Decodes all samples, in order, with the prefix that the verifier reads."""
+    def _judge(
+        self, env: Any, request: RolloutRequest, samples_PG: list[list[Sample]]
+    ) -> tuple[list[list[text_env.Judgement]], Sequence[list[str | None] | None]]:
+        """Returns the judgements and, of an evaluation, the answers of each group."""
         texts = self.tokenizer.batch_decode(
             [s.token_ids for samples_G in samples_PG for s in samples_G],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        return [self.config.assistant_prefix + text for text in texts]
+        texts = [self.config.assistant_prefix + text for text in texts]
+        counts = request.counts
+        ids = chain.from_iterable(map(repeat, request.prompt_ids, counts))
+        judged_PG = _split(text_env.judge(env, texts, list(ids)), counts)
+        answers = None
+        if request.evaluation_set is not None:
+            answers = text_env.answer_keys(env, texts)
+        if answers is None:
+            return judged_PG, [None] * len(counts)
+        return judged_PG, _split(answers, counts)
 
     def _completion(self, sample: Sample, reward: float, iteration: int) -> Completion:
         return Completion(
@@ -330,6 +340,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             env.close()
 
 
-def _slices(counts: Sequence[int]) -> list[slice]:
-    """Returns where, in a flat list, the items of each prompt are."""
-    return list(starmap(slice, pairwise([0, *accumulate(counts)])))
+def _split(items: Iterable[T], counts: Sequence[int]) -> list[list[T]]:
+    """Cuts a sequence into consecutive parts of given lengths."""
+    rest = iter(items)
+    return [list(islice(rest, count)) for count in counts]
