@@ -1,12 +1,13 @@
 """The format of a saved replay buffer, and the folder that holds it.
 
-Schema, version 1. `replay.json`, the manifest, names the files that count, with their
+Schema, version 2. `replay.json`, the manifest, names the files that count, with their
 sizes, and holds the group size, the knobs, the random generator's state and free-form
 metadata such as the model and the tokenizer's hash. It is written last and renamed
 into place, so a folder always shows a whole save: the former or the new one.
 
 `completions-*.parquet`: one row a completion, written once.
     completion_id int64, prompt_id string (JSON, see `ids`), source string,
+    environment string ("" where the metadata names none),
     token_ids list<int32>, behavior_logp list<float> (nats), reward double,
     weights_version int32, iteration int32, truncated bool,
     crc32 uint32 (of the token ids as little-endian int32).
@@ -17,7 +18,7 @@ into place, so a folder always shows a whole save: the former or the new one.
 `prompts-*.parquet`: one row a prompt; the last row of an id counts.
     prompt_id string, bucket int16 (k; G = retired; -1 = not in the buffer any more),
     position int32 (in its bucket's list), iteration int32 (of its latest group),
-    source string.
+    source string, times_replayed int32.
 """
 
 import json
@@ -35,7 +36,7 @@ import pyarrow.parquet as pq
 
 MANIFEST = "replay.json"
 FORMAT = "rllib_exgrpo.replay"
-VERSION = 1
+VERSION = 2
 
 Manifest: TypeAlias = dict[str, Any]
 Entry: TypeAlias = dict[str, Any]
@@ -55,6 +56,7 @@ SCHEMAS = {
         completion_id=pa.int64(),
         prompt_id=pa.string(),
         source=pa.string(),
+        environment=pa.string(),
         token_ids=_list_of(pa.int32()),
         behavior_logp=_list_of(pa.float32()),
         reward=pa.float64(),
@@ -77,12 +79,13 @@ SCHEMAS = {
         position=pa.int32(),
         iteration=pa.int32(),
         source=pa.string(),
+        times_replayed=pa.int32(),
     ),
 }
 _OUR_FILES = re.compile(rf"({'|'.join(SCHEMAS)})-[0-9a-f]{{32}}\.parquet(\.tmp)?")
 # Token ids and log-probs hardly compress; the rest is small.
 _WRITER_OPTIONS = {
-    "use_dictionary": ["prompt_id", "source"],
+    "use_dictionary": ["prompt_id", "source", "environment"],
     "write_statistics": False,
     "write_page_checksum": True,
     "write_batch_size": 1 << 16,

@@ -15,14 +15,8 @@ from rllib_exgrpo.replay.folder import (
     ReplayFileError,
 )
 from rllib_exgrpo.replay.ids import decode_id
-from rllib_exgrpo.replay.store import (
-    COMPLETION,
-    NONE,
-    SEGMENT_TOKENS,
-    STATE_COLUMNS,
-    Logps,
-    Tokens,
-)
+from rllib_exgrpo.replay.segment import Logps, Tokens
+from rllib_exgrpo.replay.store import COMPLETION, NONE, SEGMENT_TOKENS, STATE_COLUMNS
 
 _UNUSED = {"times_replayed": 0, "entropy": np.nan, "nll": np.nan, "scored_version": -1}
 
@@ -71,7 +65,8 @@ class Load:
         bucket = table["bucket"].to_numpy()
         last = {text: row for text, row in last.items() if bucket[row] != NONE}
         table = table.take(pa.array(list(last.values()), pa.int64()))
-        columns = {n: _numpy(table[n]) for n in ("bucket", "position", "iteration")}
+        names = ("bucket", "position", "iteration", "times_replayed")
+        columns = {name: _numpy(table[name]) for name in names}
         columns["source"] = self._source_numbers(table["source"])
         stored = int((columns["bucket"] < self._manifest["group_size"]).sum())
         self._check_count("prompts", stored)

@@ -16,12 +16,13 @@ PROMPT = np.dtype(
         ("newest", np.int32),  # row of its newest completion
         ("iteration", np.int32),  # of the latest group
         ("source", np.int32),  # number of its data set's name
+        ("times_replayed", np.int32),
         ("saved", np.bool_),  # whether a saved file knows it
         ("changed", np.bool_),  # since it was saved
     ]
 )
 
-_STATE_COLUMNS = ["bucket", "position", "iteration", "source"]
+_STATE_COLUMNS = ["bucket", "position", "iteration", "source", "times_replayed"]
 
 
 class PromptTable:
@@ -87,6 +88,12 @@ class PromptTable:
         self.table["position"][row] = len(members)
         self.table["changed"][row] = True
         members.append(row)
+
+    def count_replay(self, row: int) -> int:
+        """Counts a replay of a prompt and returns how often it has been replayed."""
+        self.table["times_replayed"][row] += 1
+        self.table["changed"][row] = True
+        return int(self.table["times_replayed"][row])
 
     def remove(self, row: int) -> None:
         """Forgets a prompt."""

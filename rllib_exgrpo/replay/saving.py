@@ -43,6 +43,7 @@ class Save:
         self.bytes_written = 0
         self._prompts, self._store = buffer.prompts, buffer.store
         self._sources = pa.array(list(buffer.sources), pa.string())
+        self._environment = buffer.metadata.get("environment", "")
         self._folder = folder
         self._files = {
             kind: list(last["files"][kind]) if last else [] for kind in SCHEMAS
@@ -136,6 +137,7 @@ class Save:
             "crc32": columns["crc"],
             "prompt_id": self._id_texts(prompts).take(pa.array(of_row)),
             "source": self._source_names(columns["prompt"]),
+            "environment": pa.repeat(self._environment, len(rows)),
             "token_ids": _lists("token_ids", offsets, token_ids),
             "behavior_logp": _lists("behavior_logp", offsets, behavior_logp),
         }
@@ -183,6 +185,7 @@ class Save:
             "position": np.zeros(len(removed), np.int32),
             "iteration": np.zeros(len(removed), np.int32),
             "source": pa.array([""] * len(removed), pa.string()),
+            "times_replayed": np.zeros(len(removed), np.int32),
         }
         # A prompt may have been removed and then added again: live rows come last.
         tables = [_table("prompts", gone), _table("prompts", columns)]
