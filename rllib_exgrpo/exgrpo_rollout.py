@@ -52,7 +52,7 @@ class RolloutDispatcher:
         counts: Sequence[int],
         *,
         temperature: float,
-        iteration: int,
+        steps_done: int,
         evaluation: bool = False,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
@@ -61,7 +61,7 @@ class RolloutDispatcher:
             prompt_ids: which problems.
             counts: completions wanted of each.
             temperature: 0 is greedy.
-            iteration: training iteration.
+            steps_done: training steps before this one.
             evaluation: take the problems from the evaluation environment.
         """
         num_shares = len(self._live_runners()) if self._is_remote else 1
@@ -71,8 +71,8 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=self._request_seed(iteration, evaluation, position),
-                iteration=iteration,
+                seed=self._request_seed(steps_done, evaluation, position),
+                iteration=steps_done + 1,
                 evaluation=evaluation,
             )
             for position, share in enumerate(shares)
@@ -121,8 +121,8 @@ class RolloutDispatcher:
                 )
         return [results[position] for position in range(len(self._requests))]
 
-    def _request_seed(self, iteration: int, evaluation: bool, position: int) -> int:
-        entropy = [self._seed, iteration, int(evaluation), position]
+    def _request_seed(self, steps_done: int, evaluation: bool, position: int) -> int:
+        entropy = [self._seed, steps_done, int(evaluation), position]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rllib_exgrpo.losses import LossOutput
@@ -20,16 +22,21 @@ class UpdateTotals:
     Attributes:
         sums: by name.
         logp_diff_max: largest |current - behavior log-prob| of a fresh token.
+        replayed_rows: (R, 3) of each replayed row its counted tokens, the sum of their
+            importance ratios, and how many of them are saturated.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     logp_diff_max: float = 0.0
+    replayed_rows: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
 
     def add(self, other: "UpdateTotals") -> None:
         """Merges the totals of other rows into these."""
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.logp_diff_max = max(self.logp_diff_max, other.logp_diff_max)
+        rows = [self.replayed_rows, other.replayed_rows]
+        self.replayed_rows = np.concatenate(rows)
 
 
 def token_totals(
@@ -62,6 +69,8 @@ def token_totals(
     pull = (advantages[:, None].abs() * slope).masked_fill(output.clipped, 0.0)
     ratio_replayed = output.ratio[replayed]
     logp_diff = log_ratio[fresh].abs()
+    saturated = replayed & (output.weight > SATURATED_WEIGHT)
+    per_row = (replayed, output.ratio * replayed, saturated)
     sums = {
         "policy_loss": output.loss.detach(),
         "tokens": loss_mask.sum(),
@@ -74,12 +83,13 @@ def token_totals(
         "replayed/tokens": replayed.sum(),
         "replayed/ratio": ratio_replayed.sum(),
         "replayed/ratio_squared": ratio_replayed.square().sum(),
-        "replayed/saturated": (output.weight[replayed] > SATURATED_WEIGHT).sum(),
+        "replayed/saturated": saturated.sum(),
         "replayed/pull": pull[replayed].sum(),
     }
     return UpdateTotals(
         {name: float(value) for name, value in sums.items()},
         float(logp_diff.max()) if logp_diff.numel() else 0.0,
+        torch.stack([x.sum(1)[replay_mask].double() for x in per_row], 1).cpu().numpy(),
     )
 
 

@@ -250,7 +250,10 @@ def test_selection_rules(rule, needs, token):
 def test_random_selection_takes_each_candidate_as_often():
     """A right implementation fails this for less than one seed in a million."""
     buffer = filled(num_prompts=1, correct=3, completion_selection="random")
-    tokens = [buffer.choose(buffer.draw(1, 0))[0].completion.token_ids.item() for _ in range(3000)]
+    tokens = [
+        buffer.choose(buffer.draw(1, 0))[0].completion.token_ids.item()
+        for _ in range(3000)
+    ]
     counts = np.bincount(tokens)[1:]
     # Each is binomial(3000, 1 / 3), deviation 25.8; 5.2 of them is 1e-7 a side.
     assert (abs(counts - 1000) < 5.2 * 25.8).all()

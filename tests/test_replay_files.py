@@ -49,8 +49,7 @@ def test_a_saved_buffer_comes_back_whole(tmp_path):
     for field in ("times_replayed", "entropy", "scored_version"):
         for p in IDS[2:]:
             values = [
-                b.store.table[field][b.rows_of(p)].tolist()
-                for b in (buffer, twin)
+                b.store.table[field][b.rows_of(p)].tolist() for b in (buffer, twin)
             ]
             np.testing.assert_array_equal(*values)
 
