@@ -13,11 +13,13 @@ from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.replay.ids import decode_id, encode_id
 
 _LEGEND = """\
-k, then k: correct completions of the prompt's group before and in this step. chance: of
-a single draw to take the prompt. score: {score}; mean: of all
-candidates; rank: of the replayed one among them, 1 = lowest. age: versions of the
-weights since it was sampled. ratio: mean importance ratio of its tokens. saturated:
-share of its tokens with f(w) > 0.9."""
+k, then k   correct completions of the prompt's group before and in this step
+chance      of a single draw to take this prompt
+score       {score}
+mean, rank  of the candidates' scores; place of the replayed one among them, 1 = lowest
+age         versions of the weights since it was sampled
+ratio       mean importance ratio of its tokens
+saturated   share of its tokens with f(w) > 0.9"""
 _SCORES = {
     "entropy": "entropy a token under the current weights, in nats",
     "nll": "negative log-likelihood a token under the current weights",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rllib_exgrpo.cli._errors import CommandError, error_summary
+from rllib_exgrpo.cli._errors import CommandError, as_command_error
 from rllib_exgrpo.cli._replay_files import find_prompt, load
 from rllib_exgrpo.cli._table import WIDTH, format_table, number
 from rllib_exgrpo.policy import load_tokenizer, tokenizer_hash
@@ -172,7 +172,7 @@ def print_prompt(args: argparse.Namespace) -> None:
     state = "retired, " if k == buffer.group_size else ""
     print(
         f"Prompt {encode_id(prompt_id)}: {state}{k} of {buffer.group_size} correct at "
-        f"step {step}, replayed {replays} times.\n"
+        f"step {step}, replays {replays}.\n"
     )
     print(_indented(_prompt_text(find_buffer(args.path).path, prompt_id)))
     as_text = _decoder(buffer.metadata)
@@ -190,7 +190,7 @@ def _completion_header(buffer: ReplayBuffer, row: int, place: int) -> str:
     return (
         f"Completion {place} (id {columns['id']}): step {columns['iteration']}, age "
         f"{age}, reward {columns['reward']:g}, {columns['length']} tokens{scored}, "
-        f"replayed {columns['times_replayed']} times"
+        f"replays {columns['times_replayed']}"
     )
 
 
@@ -201,11 +201,11 @@ def _prompt_text(path: str, prompt_id: Any) -> str:
     from rllib_exgrpo.text_env import read_prompt
 
     try:
-        env = create_env(stored_config(Path(path).parent))
-        messages, _ = read_prompt(env, prompt_id)
-    except Exception as error:  # any: the environment is the user's code
-        reason = error_summary(error).partition("\n")[0]
-        return f"(The text of the prompt is not to be had: {reason})"
+        with as_command_error("its environment does not give it"):
+            env = create_env(stored_config(Path(path).parent))
+            messages, _ = read_prompt(env, prompt_id)
+    except CommandError as error:
+        return f"(No text of the prompt: {str(error).splitlines()[0]})"
     return "\n".join(f"{m['role']}: {m['content']}" for m in messages)
 
 

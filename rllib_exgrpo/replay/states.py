@@ -11,7 +11,7 @@ from rllib_exgrpo.replay.store import NONE
 State: TypeAlias = Mapping[str, Any]
 """What `ReplayBuffer.get_state` returns."""
 
-BEFORE_THE_RUN = -1
+BEFORE_THE_RUN = 0
 """Iteration of what another run brought along."""
 
 
@@ -84,7 +84,8 @@ def merged(first: State, second: State) -> dict[str, Any]:
 
     A prompt that both hold takes bucket and source of the newer group, by iteration;
     of equals, the first run's. It is retired only if it was retired there; else it has
-    the completions of both. Of two with the same token ids the older one stays.
+    the completions of both. Of two with the same token ids the older one stays. Of two
+    counts of replays the larger one does.
 
     Args:
         first: of the run whose random generator goes on.
@@ -145,7 +146,7 @@ def _merged_prompts(
         for run in range(2):
             values[run, places[run]] = parts[run][name]
         is_count = name == "times_replayed"
-        columns[name] = values.sum(0) if is_count else np.where(newer, *values[::-1])
+        columns[name] = values.max(0) if is_count else np.where(newer, *values[::-1])
     return list(number), columns, places  # type: ignore[return-value]
 
 
