@@ -85,8 +85,8 @@ def test_files_have_the_documented_schema_and_no_pickle(tmp_path):
     first = pq.read_table(tmp_path / name).slice(0, 1).to_pylist()[0]
     assert first["prompt_id"] == "1"  # 0 retired
     assert first["source"] == "b"
-    assert first["token_ids"] == [1]
-    assert first["behavior_logp"] == [-0.125]
+    assert first["token_ids"] == b"\x01\0\0\0"
+    assert first["behavior_logp"] == np.float32(-0.125).tobytes()
 
 
 def test_a_second_save_writes_only_what_changed(tmp_path):

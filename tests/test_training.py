@@ -11,6 +11,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_exgrpo import ExGRPO, ExGRPOConfig
 from rllib_exgrpo.envs import ArithmeticEnv, Problem, VerifiableTextEnv
 from rllib_exgrpo.metric_names import METRICS
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit
+from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.replay.summary import export_rows
 
 
 class EchoEnv(VerifiableTextEnv):
@@ -131,17 +134,50 @@ def test_a_new_algorithm_continues_from_a_checkpoint(
     # The folder moves: nothing in it may hold on to where it was written.
     first.save_to_path(str(tmp_path / "written"))
     shutil.move(tmp_path / "written", tmp_path / "checkpoint")
-    expected = first.train()
-    weights = weights_of(first)
+    for _ in range(3):
+        first.train()
+    weights, experience = weights_of(first), list(export_rows(first.replay_buffer))
+    replayed = audit_of(first)
     first.stop()
 
     second = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
-    resumed = second.train()
-    assert resumed["training_iteration"] == 2
-    assert resumed["replay"]["completions"] == expected["replay"]["completions"]
+    results = [second.train() for _ in range(3)]
+    assert [r["training_iteration"] for r in results] == [2, 3, 4]
     for name, weight in weights_of(second).items():
         np.testing.assert_array_equal(weight, weights[name])
+    # The same prompts and completions, for the same reasons, to the last bit.
+    assert replayed["iteration"].unique().to_pylist() == [2, 3, 4]
+    assert audit_of(second).equals(replayed)
+    assert list(export_rows(second.replay_buffer)) == experience
+    # Going back makes the audit forget what is to come.
+    second.restore_from_path(str(tmp_path / "checkpoint"))
+    assert audit_of(second).num_rows == 0
     second.stop()
+
+
+def audit_of(algo):
+    return Audit(Folder.at(f"{algo.logdir}/{AUDIT_FOLDER}")).read()
+
+
+def test_a_run_starts_from_the_experience_of_another(ray_session, tmp_path):
+    first = small_config().build_algo()
+    first.train()
+    first.save_to_path(str(tmp_path / "first"))
+    prompts = first.replay_buffer.get_metrics()["prompts"]
+    first.stop()
+    config = small_config().training(replay_buffer_config={"warm_start": tmp_path})
+    second = config.build_algo()
+    result = second.train()
+    assert prompts > 0
+    assert result["replay"]["num_prompts_replayed"] > 0
+    assert result["replay"]["age_p50"] >= 1  # the first run has updated once
+    second.save_to_path(str(tmp_path / "second"))
+    second.stop()
+    # The checkpoint stands for itself.
+    shutil.rmtree(tmp_path / "first")
+    third = ExGRPO.from_checkpoint(str(tmp_path / "second"))
+    assert len(third.replay_buffer) == result["replay"]["prompts"]
+    third.stop()
 
 
 def test_a_checkpoint_of_other_learners_is_refused(ray_session, tmp_path):

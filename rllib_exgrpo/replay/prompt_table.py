@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rllib_exgrpo.records import PromptId
 from rllib_exgrpo.replay.table import Table
@@ -55,6 +56,10 @@ class PromptTable:
     def id(self, row: int) -> PromptId:
         """Returns the id of the prompt in `row`."""
         return self._ids[row]
+
+    def ids(self, rows: NDArray[np.integer]) -> list[PromptId]:
+        """Returns the ids of the prompts in some rows."""
+        return self._ids[rows].tolist()
 
     def add(self, prompt_id: PromptId, bucket: int, values: tuple) -> int:
         """Enters a new prompt.
