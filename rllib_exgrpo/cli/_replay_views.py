@@ -214,9 +214,9 @@ def _decoder(metadata: Mapping[str, str]) -> Callable[[NDArray[np.int32]], str]:
     try:
         tokenizer = load_tokenizer(metadata.get("model", ""))
         if tokenizer_hash(tokenizer) != metadata.get("tokenizer"):
-            raise ValueError(f"{metadata['model']!r} has another tokenizer here.")
+            raise ValueError(f"{metadata['model']!r} has another one here.")
     except (ValueError, OSError) as error:
-        print(f"\n(Token ids, not text, because the tokenizer is missing: {error})")
+        print(_indented(f"\n(Token ids, for want of the tokenizer: {error})"))
         return lambda token_ids: " ".join(map(str, token_ids))
     return tokenizer.decode
 
