@@ -75,7 +75,6 @@ def merge(args: argparse.Namespace) -> None:
     ReplayFiles().save(buffer, Folder.at(output))
     print(
         f"{len(buffer):,} prompts with {buffer.num_completions:,} completions, and "
-        f"{buffer.num_retired:,} retired prompts, written to {output}.\n"
-        f"Start a run from them with replay_buffer_config="
-        f'{{"warm_start": "{output}"}}.'
+        f"{buffer.num_retired:,} retired prompts. Start a run from them with\n\n"
+        f'    replay_buffer_config={{"warm_start": "{output}"}}'
     )
