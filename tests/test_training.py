@@ -101,6 +101,15 @@ def test_training_evaluation_and_restore(
     assert learner["rollout_logp_diff_max"] < 1e-4
     # Replayed ones were sampled before the weights moved.
     assert learner["importance_ratio_replayed_mean"] != pytest.approx(1.0, abs=1e-7)
+    # The audit has a row for each of them; over all learners they add up to the metrics.
+    audit = audit_of(algo)
+    assert audit.num_rows == second["replay"]["num_prompts_replayed"]
+    for column, metric in (
+        ("importance_ratio", "importance_ratio_replayed_mean"),
+        ("saturated", "replayed_saturated_fraction"),
+    ):
+        mean = np.average(audit[column], weights=audit["tokens"])
+        assert mean == pytest.approx(learner[metric], rel=1e-5)
     assert any((before[n] != w).any() for n, w in weights_of(algo).items())
     # Each prompt once, nothing of it in the training counters.
     assert second["evaluation"]["num_prompts"] == 10
