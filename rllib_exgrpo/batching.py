@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rllib_exgrpo.advantages import group_advantages
@@ -35,6 +35,7 @@ class Rows:
         scored_B: bool, False where the verifier reached no verdict: the row does not
             count in the loss.
         replayed_B: bool, True for replayed completions.
+        group_B: int64, number of the row's group, as the caller counts them.
     """
 
     prompt_token_ids: NDArray[np.int32]
@@ -47,6 +48,7 @@ class Rows:
     advantages_B: NDArray[np.float32]
     scored_B: NDArray[np.bool_]
     replayed_B: NDArray[np.bool_]
+    group_B: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.lengths_B)
@@ -128,12 +130,16 @@ class PaddedRows:
 
 
 def rows_from_groups(
-    groups: Sequence[Group], *, normalize_by_std: bool = False
+    groups: Sequence[Group],
+    numbers: ArrayLike | None = None,
+    *,
+    normalize_by_std: bool = False,
 ) -> Rows:
     """Flattens groups to rows and computes their advantages.
 
     Args:
         groups: whole groups; within each the replayed completion comes first.
+        numbers: of the groups, kept with their rows; None counts from 0.
         normalize_by_std: see `group_advantages`.
 
     Returns:
@@ -149,6 +155,10 @@ def rows_from_groups(
         [completion for _, completion in members],
         np.concatenate(advantages) if advantages else np.zeros(0),
         np.array([completion is group.replayed for group, completion in members], bool),
+        np.repeat(
+            np.arange(len(groups)) if numbers is None else np.asarray(numbers),
+            [len(group.members) for group in groups],
+        ),
     )
 
 
@@ -162,7 +172,9 @@ def rows_from_candidates(
         completions: the completions.
     """
     count = len(completions)
-    return _rows(prompts, completions, np.zeros(count), np.ones(count, bool))
+    return _rows(
+        prompts, completions, np.zeros(count), np.ones(count, bool), np.arange(count)
+    )
 
 
 def _rows(
@@ -170,6 +182,7 @@ def _rows(
     completions: Sequence[Completion],
     advantages_B: NDArray[np.float64],
     replayed_B: NDArray[np.bool_],
+    group_B: NDArray[np.int64],
 ) -> Rows:
     none = np.zeros(0)
     behavior_logp = np.concatenate([none, *(c.behavior_logp for c in completions)])
@@ -187,6 +200,7 @@ def _rows(
         advantages_B=advantages_B.astype(np.float32),
         scored_B=np.array([not np.isnan(c.reward) for c in completions], bool),
         replayed_B=replayed_B,
+        group_B=group_B.astype(np.int64),
     )
 
 
@@ -235,6 +249,7 @@ _PLACEHOLDER = Rows(
     advantages_B=np.zeros(1, np.float32),
     scored_B=np.zeros(1, bool),
     replayed_B=np.zeros(1, bool),
+    group_B=np.zeros(1, np.int64),
 )
 
 

@@ -61,21 +61,26 @@ from rllib_exgrpo.evaluation.questions import FOLDER
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_evaluation import Evaluator, open_prompts
-from rllib_exgrpo.exgrpo_replay import Draw
+from rllib_exgrpo.exgrpo_replay import Choice, Draw, ExGRPOReplayBuffer
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
-from rllib_exgrpo.policy import build_empty
+from rllib_exgrpo.policy import build_empty, tokenizer_hash
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit, audit_table
+from rllib_exgrpo.replay.finding import BUFFER_FOLDER, find_buffer
 from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.replay.transfer import warm_start
+from rllib_exgrpo.replay_metrics import replay_metrics
 from rllib_exgrpo.resampling import Resampled, resample
 from rllib_exgrpo.rollout_correction import rebase
 from rllib_exgrpo.rollout_metrics import pass_rate, rollout_metrics
+from rllib_exgrpo.text_env import PromptBook
 from rllib_exgrpo.versions import write_versions
 
 logger = logging.getLogger(__name__)
 
-COMPONENT_REPLAY_BUFFER = "replay_buffer"
+COMPONENT_REPLAY_BUFFER = BUFFER_FOLDER
 EXGRPO_STATE = "exgrpo"
 REPLAY_RESULTS = "replay"
 EVALUATION_AT_START = "evaluation_at_start"
@@ -111,7 +116,9 @@ class ExGRPO(Algorithm):
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
         )
-        self.replay_buffer = config.build_replay_buffer(self._run_seed)
+        self.replay_buffer = build_replay_buffer(
+            config, self._run_seed, self._training_prompts
+        )
         self.replay_is_active = (
             config.replay_ratio > 0 and config.replay_start_pass_rate is None
         )
@@ -120,6 +127,7 @@ class ExGRPO(Algorithm):
         write_versions(self._folder())
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
+        self._audit = Audit(self._folder(AUDIT_FOLDER))
 
     def _warn_of_few_prompts(self) -> None:
         there, wanted = len(self._training_prompts.ids), self.config.prompts_per_step
@@ -163,17 +171,19 @@ class ExGRPO(Algorithm):
         with self._timed("rollout"):
             self._start_rollout(draws, fresh_ids)
             # The learners score candidates while remote engines sample.
-            replayed = self._choose_replayed(draws)
+            choices = self._choose_replayed(draws)
             results = self._rollout.collect()
+            replayed = {c.prompt_id: c.completion for c in choices}
             trained, replaced, more = self._resample(_join(results, replayed))
         with self._timed("update"):
             self._update(trained)
         groups = trained + replaced
         with self._timed("record"):
             self._record(groups)
+            self._write_audit(groups, choices)
         with self._timed("sync"):
             self._push_weights(self.env_runner_group)
-        self._log_step(groups, [results, *more])
+        self._log_step(groups, [results, *more], choices)
 
     def _end_solved(self) -> None:
         """Ends the run: no prompt is left to learn from."""
@@ -206,7 +216,7 @@ class ExGRPO(Algorithm):
             [draw.prompt_id for draw in draws] + fresh_ids,
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
-            iteration=self.iteration,
+            steps_done=self.iteration,
             stream=2 * sampling_round,  # the odd ones are for evaluation
         )
 
@@ -225,29 +235,29 @@ class ExGRPO(Algorithm):
         cap = self.config.max_resampled_prompts
         return resample(groups, cap, draw=draw, sample=sample)
 
-    def _choose_replayed(self, draws: list[Draw]) -> dict[PromptId, Completion]:
+    def _choose_replayed(self, draws: list[Draw]) -> list[Choice]:
         """Chooses the stored completion of each drawn prompt (section 4.1)."""
         buffer = self.replay_buffer
         scores = None
         with self._timed("score"):
             if draws and buffer.needs_scores:
                 scores = self._score_candidates(draws)
-        chosen = buffer.choose(draws, scores) if draws else []
-        return {d.prompt_id: c for d, c in zip(draws, chosen, strict=True)}
+        return buffer.choose(draws, scores) if draws else []
 
     def _score_candidates(self, draws: list[Draw]) -> list[NDArray[np.float32]]:
-        rows = rows_from_candidates(
-            [
-                self._training_prompts.token_ids(draw.prompt_id)
-                for draw in draws
-                for _ in draw.candidates
-            ],
-            [candidate for draw in draws for candidate in draw.candidates],
-        )
-        entropy_B, nll_B = self.learner_group.score(rows)
-        wanted_B = entropy_B if self.replay_buffer.needs_scores == "entropy" else nll_B
+        """Scores the candidates that the current weights have not scored yet."""
+        pairs = [(d.prompt_id, candidate) for d in draws for candidate in d.candidates]
+        scores_B = np.concatenate([draw.scores for draw in draws])
+        unscored = np.flatnonzero(np.isnan(scores_B))
+        if len(unscored):
+            prompt_ids, candidates = zip(*(pairs[i] for i in unscored), strict=True)
+            prompts = [self._training_prompts.token_ids(i) for i in prompt_ids]
+            rows = rows_from_candidates(prompts, candidates)
+            entropy_B, nll_B = self.learner_group.score(rows)
+            wants_entropy = self.replay_buffer.needs_scores == "entropy"
+            scores_B[unscored] = entropy_B if wants_entropy else nll_B
         ends = np.cumsum([len(draw.candidates) for draw in draws])
-        return np.split(wanted_B, ends[:-1])
+        return np.split(scores_B, ends[:-1])
 
     def _update(self, groups: list[Group]) -> None:
         """Makes an optimiser update for each mini-batch of whole groups."""
@@ -302,6 +312,7 @@ class ExGRPO(Algorithm):
         return [
             rows_from_groups(
                 [groups[i] for i in order[start : start + size]],
+                order[start : start + size],
                 normalize_by_std=config.normalize_advantages_by_std,
             )
             for start in range(0, len(groups), size)
@@ -317,11 +328,22 @@ class ExGRPO(Algorithm):
         self.replay_buffer.record(
             # Prompts retire from the first step on, whatever is collected.
             groups if collects else [g for g in groups if _all_correct(g, threshold)],
-            self.iteration,
+            self.iteration + 1,
         )
         rate = config.replay_start_pass_rate
         if config.replay_ratio > 0 and rate is not None:
             self.replay_is_active |= pass_rate(groups, threshold) > rate
+
+    def _write_audit(self, groups: list[Group], choices: list[Choice]) -> None:
+        """Writes down what was replayed, and why."""
+        if not choices:
+            return
+        rows = self.learner_group.replayed_rows()
+        sums = {groups[int(row[0])].prompt_id: row[1:] for row in rows}
+        threshold = self.config.success_threshold
+        correct = {g.prompt_id: int((g.rewards_G >= threshold).sum()) for g in groups}
+        rule = self.replay_buffer.completion_selection
+        self._audit.write(audit_table(self.iteration + 1, rule, choices, sums, correct))
 
     # --- weights
 
@@ -439,7 +461,12 @@ class ExGRPO(Algorithm):
         key = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
         return int(self.metrics.peek(key, default=0))
 
-    def _log_step(self, groups: list[Group], rounds: list[list[RolloutResult]]) -> None:
+    def _log_step(
+        self,
+        groups: list[Group],
+        rounds: list[list[RolloutResult]],
+        choices: list[Choice],
+    ) -> None:
         metrics = rollout_metrics(
             groups, rounds, success_threshold=self.config.success_threshold
         )
@@ -460,11 +487,16 @@ class ExGRPO(Algorithm):
             (REPLAY_RESULTS,),
             {
                 "is_active": float(self.replay_is_active),
-                "num_prompts_replayed": float(
-                    sum(g.replayed is not None for g in groups)
-                ),
+                "num_prompts_replayed": float(len(choices)),
                 "num_passes": float(self.prompt_cycle.num_passes),
                 **self.replay_buffer.get_metrics(),
+                **replay_metrics(
+                    choices,
+                    self._training_prompts.tokenizer.batch_decode(
+                        [choice.completion.token_ids for choice in choices]
+                    ),
+                    self.replay_buffer.needs_scores,
+                ),
             },
         )
 
@@ -508,13 +540,43 @@ class ExGRPO(Algorithm):
             self.replay_is_active = own["replay_is_active"]
             self.prompt_cycle.set_state(own["prompt_cycle"])
             self._rollout = self._build_dispatcher(self.env_runner_group)
+            self._audit.forget_after(self.iteration)
         self._push_weights(self.env_runner_group)
+
+    @override(Algorithm)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Returns what rebuilds this algorithm; its experience is in its own buffer."""
+        config = self.config.copy(copy_frozen=False)
+        knobs = dict(config.replay_buffer_config)
+        knobs.pop("warm_start", None)
+        config.replay_buffer_config = knobs
+        return (config.get_state(),), {}
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, its weights into the engines too."""
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
+
+
+def build_replay_buffer(
+    config: ExGRPOConfig, seed: int, prompts: PromptBook
+) -> ExGRPOReplayBuffer:
+    """Builds the replay buffer, with another run's experience if that is asked for.
+
+    Raises:
+        ValueError: if that experience does not fit this run.
+    """
+    metadata = {
+        "model": config.model_name_or_path,
+        "tokenizer": tokenizer_hash(prompts.tokenizer),
+        "environment": getattr(config.env, "__name__", str(config.env)),
+    }
+    buffer = config.build_replay_buffer(seed, metadata)
+    path = config.replay_buffer_config.get("warm_start")
+    if path is not None:
+        warm_start(buffer, find_buffer(path), prompts.ids)
+    return buffer
 
 
 def fresh_seed() -> int:

@@ -20,6 +20,7 @@ from rllib_exgrpo.evaluation.sets import (
 from rllib_exgrpo.lora import build_lora_config
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_format import PromptFormatter
+from rllib_exgrpo.replay.finding import find_buffer
 from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -240,8 +241,9 @@ class ExGRPOConfig(AlgorithmConfig):
                 they were solved, "keep" always does.
             replay_buffer_config: arguments of the replay buffer: `mu`, `sigma`,
                 `prompt_selection`, `completion_selection`, caps and ages (see
-                `ExGRPOReplayBuffer`); `type` names another class. Merged into the
-                present settings.
+                `ReplayKnobs`); `warm_start` names a run, checkpoint or saved buffer
+                whose experience this run starts with (docs/replay.md); `type` names
+                another class. Merged into the present settings.
             shaping_beta: beta of the shaping f(w) = w / (w + beta) of replayed tokens;
                 None turns shaping off.
             replay_importance_ratio: weigh replayed tokens by the importance ratio;
@@ -480,7 +482,17 @@ class ExGRPOConfig(AlgorithmConfig):
         if self.lora_config is not None:
             build_lora_config(self.lora_config)
         self.build_replay_buffer()
+        self._resolve_warm_start()
         super().validate()
+
+    def _resolve_warm_start(self) -> None:
+        """Names the buffer itself: Tune's workers change their working directory."""
+        path = self.replay_buffer_config.get("warm_start")
+        if path is not None:
+            folder = find_buffer(path)
+            if folder.is_local:
+                own = {**self.replay_buffer_config, "warm_start": folder.path}
+                self.replay_buffer_config = own
 
     def _reject(self, knob: str, remedy: str) -> None:
         self._value_error(f"`{knob}` is {getattr(self, knob)!r}: {remedy}.")
@@ -525,8 +537,14 @@ class ExGRPOConfig(AlgorithmConfig):
 
     # --- what RLlib and the stations read
 
-    def build_replay_buffer(self, seed: int | None = None) -> Any:
-        """Builds the replay buffer that `replay_buffer_config` describes.
+    def build_replay_buffer(
+        self, seed: int | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Any:
+        """Builds the empty replay buffer that `replay_buffer_config` describes.
+
+        Args:
+            seed: of its random generator.
+            metadata: saved with it; what the settings give wins.
 
         Raises:
             ValueError: for a knob it does not have, or a value out of range.
@@ -535,7 +553,8 @@ class ExGRPOConfig(AlgorithmConfig):
 
         knobs = dict(self.replay_buffer_config)
         buffer_class = knobs.pop("type", ExGRPOReplayBuffer)
-        known = inspect.signature(ExGRPOReplayBuffer).parameters
+        knobs.pop("warm_start", None)
+        known = [*inspect.signature(ExGRPOReplayBuffer).parameters, "warm_start"]
         for name in knobs:
             if buffer_class is ExGRPOReplayBuffer and name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -549,6 +568,7 @@ class ExGRPOConfig(AlgorithmConfig):
                 "success_threshold": self.success_threshold,
                 "seed": seed,
                 **knobs,
+                "metadata": {**(metadata or {}), **knobs.get("metadata", {})},
             }
         )
 

@@ -99,7 +99,7 @@ class Evaluator:
             prompt_ids,
             [chosen.samples] * len(prompt_ids),
             temperature=chosen.temperature,
-            iteration=iteration,
+            steps_done=iteration,
             evaluation_set=chosen,
             stream=stream,
         )
@@ -116,6 +116,15 @@ class Evaluator:
         )
 
 
+def create_env(
+    config: ExGRPOConfig, evaluation_set: EvaluationSet | None = None
+) -> Any:
+    """Creates the environment of an evaluation set; None means that of training."""
+    place: Any = config if evaluation_set is None else evaluation_set
+    _, creator = Algorithm._get_env_id_and_creator(place.env, config)
+    return creator(EnvContext(place.env_config, worker_index=0))
+
+
 def open_prompts(
     config: ExGRPOConfig, evaluation_set: EvaluationSet | None = None
 ) -> PromptBook:
@@ -128,9 +137,7 @@ def open_prompts(
     Raises:
         ValueError: for an environment, model or prompt that cannot be used.
     """
-    place: Any = config if evaluation_set is None else evaluation_set
-    _, create_env = Algorithm._get_env_id_and_creator(place.env, config)
-    env = create_env(EnvContext(place.env_config, worker_index=0))
+    env = create_env(config, evaluation_set)
     prompt_ids(env)  # reads the problems, before a model is looked for
     tokenizer = load_tokenizer(
         config.model_name_or_path, trust_remote_code=config.trust_remote_code

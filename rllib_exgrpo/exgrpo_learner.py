@@ -33,6 +33,7 @@ class ExGRPOLearner(TorchLearner):
 
     engine: TrainingEngine
     _weights_seq_no: int
+    _replayed_rows: NDArray[np.float64]
 
     @property
     def lm_module(self) -> ExGRPORLModule:
@@ -116,6 +117,7 @@ class ExGRPOLearner(TorchLearner):
         mini_batches = cast(Sequence[MiniBatch], training_data.batch)
         learning_rate = self._set_learning_rate(timesteps or {})
         objective = self._build_objective(clip_eps)
+        self._replayed_rows = np.zeros((0, 4))
         totals, results = [], []
         for mini_batch in mini_batches:
             totals.append(self._accumulate_gradients(mini_batch, objective))
@@ -180,7 +182,23 @@ class ExGRPOLearner(TorchLearner):
             ),
             self._device,
         )
+        self._note_replayed_rows(mini_batch)
         return self._update_totals
+
+    def _note_replayed_rows(self, mini_batch: MiniBatch) -> None:
+        groups = [rows.group_B[rows.replayed_B] for rows in mini_batch.micro_batches]
+        sums = self._update_totals.replayed_rows
+        noted = np.column_stack([np.concatenate(groups), sums])
+        self._replayed_rows = np.concatenate([self._replayed_rows, noted])
+
+    def replayed_rows(self) -> NDArray[np.float64]:
+        """Returns what the last `update` saw of its replayed rows.
+
+        Returns:
+            (R, 4), for each of this learner's replayed rows: number of its group,
+            counted tokens, sum of their importance ratios, how many are saturated.
+        """
+        return self._replayed_rows
 
     @override(TorchLearner)
     def compute_loss_for_module(

@@ -71,6 +71,14 @@ class ExGRPOLearnerGroup(LearnerGroup):
         )
         return self.update(training_data=data, **kwargs)
 
+    def replayed_rows(self) -> NDArray[np.float64]:
+        """Returns what the last `train` saw of the replayed rows of all learners.
+
+        Returns:
+            (R, 4), see `ExGRPOLearner.replayed_rows`.
+        """
+        return np.concatenate(self._call_all("replayed_rows", {}))
+
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Scores completions under the current policy, shared by all learners.
 

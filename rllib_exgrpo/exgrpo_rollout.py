@@ -53,7 +53,7 @@ class RolloutDispatcher:
         counts: Sequence[int],
         *,
         temperature: float,
-        iteration: int,
+        steps_done: int,
         evaluation_set: EvaluationSet | None = None,
         stream: int = 0,
     ) -> None:
@@ -63,7 +63,7 @@ class RolloutDispatcher:
             prompt_ids: which problems.
             counts: completions wanted of each.
             temperature: 0 is greedy.
-            iteration: training iteration.
+            steps_done: training steps before this one.
             evaluation_set: whose environment holds the problems; None means that of
                 training.
             stream: of random numbers; rollouts of one iteration take different ones.
@@ -75,8 +75,8 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=request_seed(self._seed, iteration, stream, position),
-                iteration=iteration,
+                seed=request_seed(self._seed, steps_done, stream, position),
+                iteration=steps_done + 1,
                 evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)

@@ -1,9 +1,11 @@
 """What an update did, as sums that add up over micro-batches and learners."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rllib_exgrpo.batching import PaddedRows
@@ -21,16 +23,21 @@ class UpdateTotals:
     Attributes:
         sums: by name.
         logp_diff_max: largest |current - engine's log-prob| of a fresh token.
+        replayed_rows: (R, 3) of each replayed row its counted tokens, the sum of their
+            importance ratios, and how many of them are saturated.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     logp_diff_max: float = 0.0
+    replayed_rows: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
 
     def add(self, other: "UpdateTotals") -> None:
         """Merges the totals of other rows into these."""
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.logp_diff_max = max(self.logp_diff_max, other.logp_diff_max)
+        rows = [self.replayed_rows, other.replayed_rows]
+        self.replayed_rows = np.concatenate(rows)
 
 
 def token_totals(
@@ -61,6 +68,8 @@ def token_totals(
     pull = (rows.advantages[:, None].abs() * slope).masked_fill(output.clipped, 0.0)
     ratio_replayed = output.ratio[replayed]
     rollout_diff = (current_logp - rows.engine_logp)[compared].abs()
+    saturated = replayed & (output.weight > SATURATED_WEIGHT)
+    per_row = (replayed, output.ratio * replayed, saturated)
     sums = {
         "policy_loss": output.loss.detach(),
         "tokens": rows.loss_mask.sum(),
@@ -76,13 +85,20 @@ def token_totals(
         "replayed/tokens": replayed.sum(),
         "replayed/ratio": ratio_replayed.sum(),
         "replayed/ratio_squared": ratio_replayed.square().sum(),
-        "replayed/saturated": (output.weight[replayed] > SATURATED_WEIGHT).sum(),
+        "replayed/saturated": saturated.sum(),
         "replayed/pull": pull[replayed].sum(),
     }
     return UpdateTotals(
         {name: float(value) for name, value in sums.items()},
         float(rollout_diff.max()) if rollout_diff.numel() else 0.0,
+        _sums_of_rows(per_row, rows.replay_mask),
     )
+
+
+def _sums_of_rows(values_BT: Sequence[Tensor], chosen_B: Tensor) -> NDArray[np.float64]:
+    """Returns (R, len(values_BT)) sums over the tokens of the chosen rows."""
+    sums = [values.sum(1)[chosen_B].double() for values in values_BT]
+    return torch.stack(sums, 1).cpu().numpy()
 
 
 def summarize(totals: Mapping[str, float], num_updates: int) -> dict[str, float]:

@@ -93,6 +93,20 @@ _REPLAY = {
     "tokens": Metric("tokens", "in the replay buffer"),
     "retired": Metric("prompts", "solved by a whole group, drawn no more"),
     "bucket_*": Metric("prompts", "whose latest group had so many correct"),
+    "distinct_prompts_replayed": Metric(
+        "prompts", "replayed at least once so far; one that left counts again"
+    ),
+    "age_p50": Metric(
+        "versions", "median age of the replayed completions; NaN if there are none"
+    ),
+    "age_p90": Metric("versions", "the same, 90 % are younger"),
+    "code_block_fraction": Metric(
+        "share", "replayed completions with code (snowball); NaN if there are none"
+    ),
+    "chosen_entropy_mean": Metric(
+        "nats", "of the replayed completions; NaN unless chosen by entropy"
+    ),
+    "candidate_entropy_mean": Metric("nats", "the same, of all their candidates"),
 }
 
 _TIMERS = {

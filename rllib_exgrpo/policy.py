@@ -3,9 +3,11 @@
 Shapes: B rows, L tokens of prompt and completion, N counted tokens, V vocabulary.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +92,12 @@ def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any
             f"{str(error).splitlines()[0]} Give an existing folder, or a hub name that "
             f"this machine can reach, or {TINY_MODEL!r}."
         ) from error
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Returns a hash of what token ids mean: equal vocabularies have equal hashes."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
 def load_model_config(

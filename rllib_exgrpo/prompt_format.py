@@ -22,6 +22,9 @@ class PromptFormatter:
         assistant_prefix: text the completion starts after, such as "<think>".
         chat_template_kwargs: passed on to the chat template.
 
+    Attributes:
+        tokenizer: as given.
+
     Raises:
         ValueError: for "chat" with a tokenizer that has no template.
     """
@@ -43,7 +46,7 @@ class PromptFormatter:
                 "have none). Use `prompt_format`='plain', or a model or tokenizer that "
                 "comes with a template."
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._chat = prompt_format == "chat" or (
             prompt_format == "auto" and bool(tokenizer.chat_template)
         )
@@ -58,7 +61,7 @@ class PromptFormatter:
             others = [m for m in messages if m["role"] != "system"]
             messages = [{"role": "system", "content": self._system_prompt}, *others]
         if self._chat:
-            text = self._tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 list(messages),
                 tokenize=False,
                 add_generation_prompt=True,
@@ -79,10 +82,10 @@ class PromptFormatter:
         A chat template writes its own special tokens; only the plain format lets the
         tokenizer add its BOS.
         """
-        ids = self._tokenizer(
+        ids = self.tokenizer(
             self.text(messages), add_special_tokens=not self._chat
         ).input_ids
-        eos = self._tokenizer.eos_token_id
+        eos = self.tokenizer.eos_token_id
         # Some tokenizers end every encoded text; a prompt must stay open.
         if not self._chat and ids and ids[-1] == eos:
             ids = ids[:-1]

@@ -118,6 +118,7 @@ class PromptBook:
 
     Attributes:
         ids: the usable prompt ids, in the environment's order.
+        tokenizer: that of the formatter.
 
     Raises:
         ValueError: if there are longer prompts and `long_prompts` is "error", or if
@@ -134,6 +135,7 @@ class PromptBook:
     ) -> None:
         self._env = env
         self._formatter = formatter
+        self.tokenizer = formatter.tokenizer
         all_ids = prompt_ids(env)
         lengths = [len(self.token_ids(i)) for i in all_ids]
         self.ids: list[PromptId] = [

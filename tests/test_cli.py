@@ -411,6 +411,17 @@ def test_a_run_prints_little_and_nothing_of_ray(trained):
     assert len(process.stdout.splitlines()) < 30
 
 
+def test_a_run_can_be_looked_into(trained, capsys):
+    _, cwd = trained
+    folder = str(cwd / "results" / "own")
+    assert main(["replay", "list", folder]) == 0
+    prompt_id = capsys.readouterr().out.splitlines()[1].split()[0]
+    assert main(["replay", "show", folder, prompt_id]) == 0
+    assert "\n    user: " in capsys.readouterr().out  # from the run's own environment
+    assert main(["replay", "audit", folder, "--iteration", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Replayed at step 2")
+
+
 def test_all_our_metrics_of_a_real_result_are_in_the_table(trained):
     _, cwd = trained
     last = read_results(cwd / "results" / "own")[-1]

@@ -7,8 +7,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rllib_exgrpo.batching import pad, rows_from_candidates
+from rllib_exgrpo.exgrpo_learner import ExGRPOLearner
 from rllib_exgrpo.policy import LanguagePolicy, load_tokenizer, resolve_model
 from rllib_exgrpo.records import Completion
+from rllib_exgrpo.training_engine import TorchEngine, UpdateRules
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,19 @@ def test_scores_are_those_of_each_row_alone(model, rows, temperature, chunk):
         torch.testing.assert_close(
             entropy[row, :length].double(), expected_entropy, **TIGHT
         )
+
+
+def test_a_score_does_not_depend_on_padding_or_on_what_is_scored_beside_it(model, rows):
+    learner = object.__new__(ExGRPOLearner)  # without RLlib's set-up
+    learner._device = torch.device("cpu")
+    learner.engine = TorchEngine(LanguagePolicy(model), lr=0.0, rules=UpdateRules())
+    for batches in ([[0, 1, 2, 3]], [[2], [0], [], [3], [1]], [[1, 3], [2, 0]]):
+        scores = learner.score([rows.take(np.array(b, int)) for b in batches])
+        order = [row for batch in batches for row in batch]
+        for place, row in enumerate(order):
+            logp, entropy = plain_scores(model, rows, row)
+            expected = [entropy.mean().item(), -logp.mean().item()]
+            np.testing.assert_allclose(scores[:, place], expected, **TIGHT)
 
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}

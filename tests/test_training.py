@@ -16,11 +16,14 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from resume_worker import train_and_record, weights_of
 from transformers import AutoModelForCausalLM
 
-from rllib_exgrpo import ExGRPOConfig
+from rllib_exgrpo import ExGRPO, ExGRPOConfig
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.envs import ArithmeticEnv, Problem, VerifiableTextEnv
 from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.metric_names import METRICS
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit
+from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.replay.summary import export_rows
 
 
 class EchoEnv(VerifiableTextEnv):
@@ -107,6 +110,15 @@ def test_training_evaluation_and_restore(
     assert learner["rollout_logp_diff_max"] < 1e-4
     # Replayed ones were sampled before the weights moved.
     assert learner["importance_ratio_replayed_mean"] != pytest.approx(1.0, abs=1e-7)
+    # The audit has a row for each; over all learners they add up to the metrics.
+    audit = audit_of(algo)
+    assert audit.num_rows == second["replay"]["num_prompts_replayed"]
+    for column, metric in (
+        ("importance_ratio", "importance_ratio_replayed_mean"),
+        ("saturated", "replayed_saturated_fraction"),
+    ):
+        mean = np.average(audit[column], weights=audit["tokens"])
+        assert mean == pytest.approx(learner[metric], rel=1e-5)
     assert any((before[n] != w).any() for n, w in weights_of(algo).items())
     # Each prompt once, nothing of it in the training counters.
     assert second["evaluation"]["num_prompts"] == 10
@@ -202,6 +214,57 @@ def test_a_checkpoint_continues_with_other_learners(ray_session, tmp_path, learn
         # A fresh optimiser would move every weight by about the rate of 1e-4.
         np.testing.assert_allclose(weight, expected[name], atol=2e-6)
     second.stop()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_replays_what_the_undisturbed_one_does(ray_session, tmp_path):
+    first = small_config().build_algo()
+    first.train()
+    first.save_to_path(str(tmp_path / "checkpoint"))
+    for _ in range(3):
+        first.train()
+    weights, experience = weights_of(first), list(export_rows(first.replay_buffer))
+    replayed = audit_of(first)
+    first.stop()
+
+    second = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
+    results = [second.train() for _ in range(3)]
+    assert [r["training_iteration"] for r in results] == [2, 3, 4]
+    for name, weight in weights_of(second).items():
+        np.testing.assert_array_equal(weight, weights[name])
+    # The same prompts and completions, for the same reasons, to the last bit.
+    assert replayed["iteration"].unique().to_pylist() == [2, 3, 4]
+    assert audit_of(second).equals(replayed)
+    assert list(export_rows(second.replay_buffer)) == experience
+    # Going back makes the audit forget what is to come.
+    second.restore_from_path(str(tmp_path / "checkpoint"))
+    assert audit_of(second).num_rows == 0
+    second.stop()
+
+
+def audit_of(algo):
+    return Audit(Folder.at(f"{algo.logdir}/{AUDIT_FOLDER}")).read()
+
+
+def test_a_run_starts_from_the_experience_of_another(ray_session, tmp_path):
+    first = small_config().build_algo()
+    first.train()
+    first.save_to_path(str(tmp_path / "first"))
+    prompts = first.replay_buffer.get_metrics()["prompts"]
+    first.stop()
+    config = small_config().training(replay_buffer_config={"warm_start": tmp_path})
+    second = config.build_algo()
+    result = second.train()
+    assert prompts > 0
+    assert result["replay"]["num_prompts_replayed"] > 0
+    assert result["replay"]["age_p50"] >= 1  # the first run has updated once
+    second.save_to_path(str(tmp_path / "second"))
+    second.stop()
+    # The checkpoint stands for itself.
+    shutil.rmtree(tmp_path / "first")
+    third = ExGRPO.from_checkpoint(str(tmp_path / "second"))
+    assert len(third.replay_buffer) == result["replay"]["prompts"]
+    third.stop()
 
 
 def test_an_exported_checkpoint_is_the_learners_model(ray_session, tmp_path):
