@@ -101,7 +101,7 @@ def test_training_evaluation_and_restore(
     assert learner["rollout_logp_diff_max"] < 1e-4
     # Replayed ones were sampled before the weights moved.
     assert learner["importance_ratio_replayed_mean"] != pytest.approx(1.0, abs=1e-7)
-    # The audit has a row for each of them; over all learners they add up to the metrics.
+    # The audit has a row for each; over all learners they add up to the metrics.
     audit = audit_of(algo)
     assert audit.num_rows == second["replay"]["num_prompts_replayed"]
     for column, metric in (
