@@ -125,7 +125,11 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before():
     engine = TorchEngine(model, lr=0.0, rules=UpdateRules(grad_clip=1.0))
     engine.backward(100 * model(torch.ones(1, 1)).sum(), is_last=True)
     engine.optimizer.step()
-    assert engine.optimizer.last_result.grad_norm == pytest.approx(100)
+    norm = engine.optimizer.last_result.grad_norm
+    assert norm == pytest.approx(100)
+    assert engine.optimizer.rules.clips(norm)  # what `grad_clip_fraction` counts
+    assert not engine.optimizer.rules.clips(1.0)
+    assert not UpdateRules(grad_clip=None).clips(norm)
     assert model.weight.grad.item() == pytest.approx(1.0, rel=1e-4)
 
 
