@@ -69,7 +69,7 @@ def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
             evaluation_config={"env_config": {"split": "heldout", "num_problems": 10}},
             evaluation_temperature=0.0,
             evaluation_sets={
-                "train": {"env_config": {"num_problems": 6}, "samples": 2}
+                "easy": {"env_config": {"num_problems": 6}, "samples": 2}
             },
         )
         .debugging(seed=7)
