@@ -498,9 +498,11 @@ class ExGRPOConfig(AlgorithmConfig):
         self._value_error(f"`{knob}` is {getattr(self, knob)!r}: {remedy}.")
 
     def _refuse_settings_without_effect(self) -> None:
-        rllib = AlgorithmConfig()
+        rllib = vars(AlgorithmConfig())
         for knob, remedy in _WITHOUT_EFFECT.items():
-            if getattr(self, knob) != getattr(rllib, knob):
+            # One is a property, which derives a value where none is set.
+            attribute = knob if knob in rllib else f"_{knob}"
+            if vars(self)[attribute] != rllib[attribute]:
                 self._reject(knob, f"it has no effect on ExGRPO; {remedy}")
 
     @override(AlgorithmConfig)

@@ -110,6 +110,14 @@ def test_divisibility_is_explained_in_prompts():
         config.validate()
 
 
+def test_settings_that_rllib_derives_are_not_refused():
+    config = config_with(num_learners=2, zero_stage=1)
+    assert config.train_batch_size_per_learner is not None  # derived
+    config.validate()
+    with pytest.raises(ValueError, match="`train_batch_size_per_learner` is 64"):
+        config.training(train_batch_size_per_learner=64).validate()
+
+
 def test_several_learners_need_a_zero_stage():
     config = config_with(num_learners=2)
     with pytest.raises(ValueError, match="`zero_stage` is None.*`num_learners`=2"):
