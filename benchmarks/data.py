@@ -1,11 +1,11 @@
 """Cost of opening a table of problems against its size: time and memory.
 
 Run `python benchmarks/data.py`: it generates files of each size, opens them in a
-process of its own each, and prints a table. "kept" is the memory that stays after
-opening, "peak" the highest during the whole, both above that of a process which has
-opened one row; "ids" is the time until the ids are there, "first" that of the first
-problem (parquet: the row group is decoded to disk), "read" that of one of 1,000 others,
-"overlap" that of a comparison with 2,000 evaluation questions.
+process of its own each, and prints a table: the time until the ids are there, that of
+the first problem (parquet: its row group is decoded to disk), that of one of 1,000
+other problems, and that of a comparison with 2,000 evaluation questions. "kept" is the
+private memory that stays; "peak" counts all memory, the mapped pages of files included;
+both are above what a process has that opened one row.
 """
 
 import argparse

@@ -148,7 +148,7 @@ class VerifiableTextEnv(gym.Env[str, str]):
         """The ids of all problems, in the order of loading."""
         return self._prompt_ids
 
-    def questions(self) -> Iterator[Any]:
+    def question_texts(self) -> Iterator[Any]:
         """Yields sequences of all question texts, to compare two environments by."""
         yield [problem.text for problem in self._problems.values()]
 

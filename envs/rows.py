@@ -99,15 +99,10 @@ def open_file(path: Path, cache_dir: Path) -> "Sequence[Block]":
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-@dataclass(frozen=True)
-class InMemory(Block):
-    """A table in memory.
+class WholeTable(Block):
+    """A file as one Arrow table."""
 
-    Attributes:
-        table: the rows.
-    """
-
-    table: "pa.Table" = None
+    table: "pa.Table"
 
     def batches(self, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
         """Cuts the table into batches."""
@@ -119,17 +114,24 @@ class InMemory(Block):
 
 
 @dataclass(frozen=True)
-class ArrowFile(Block):
+class InMemory(WholeTable):
+    """A file that was read whole.
+
+    Attributes:
+        table: its rows.
+    """
+
+    table: "pa.Table" = None
+
+
+@dataclass(frozen=True)
+class ArrowFile(WholeTable):
     """A memory-mapped Arrow file, in the file or in the stream format."""
 
-    def batches(self, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
-        """Cuts the mapped table into batches."""
-        table = _mapped(self.path).select(columns)
-        yield from table.to_batches(max_chunksize=_BATCH_ROWS)
-
-    def row(self, index: int, columns: Sequence[str]) -> dict[str, Any]:
-        """Slices the row out."""
-        return _mapped(self.path).select(columns).slice(index, 1).to_pylist()[0]
+    @property
+    def table(self) -> "pa.Table":
+        """The mapped rows."""
+        return _mapped(self.path)
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,10 @@ class RowGroup(Block):
     cache_dir: Path = Path()
 
     def batches(self, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
-        """Decodes in a stream, so that a large group does not need large memory."""
+        """Decodes in a stream: a large group does not need large memory."""
         from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(self.path, buffer_size=1 << 20) as file:
+        with ParquetFile(self.path, memory_map=True) as file:
             yield from file.iter_batches(
                 _BATCH_ROWS, row_groups=[self.number], columns=[*columns]
             )

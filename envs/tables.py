@@ -122,7 +122,7 @@ class TableEnv(VerifiableTextEnv):
             return self._read_all()
         return self._open_lazily()
 
-    def questions(self) -> Iterator[Any]:
+    def question_texts(self) -> Iterator[Any]:
         """Yields Arrow arrays of the questions as they stand in the table."""
         num_left = self._num_rows_loaded if self.prompt_ids else 0
         for prompts in self._table.column("prompt_column"):

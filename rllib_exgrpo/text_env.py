@@ -52,8 +52,8 @@ def questions(env: Any) -> Iterator[Any]:
 
     An environment that offers none is reset to each of its problems.
     """
-    if hasattr(env.unwrapped, "questions"):
-        yield from env.unwrapped.questions()
+    if hasattr(env.unwrapped, "question_texts"):
+        yield from env.unwrapped.question_texts()
     else:
         yield [read_prompt(env, i)[0][-1]["content"] for i in prompt_ids(env)]
 

@@ -140,7 +140,7 @@ def test_rows_on_disk_equal_rows_in_memory(tmp_path_factory, sizes, group, limit
         return
     env = PlainEnv(knobs, max_rows_in_memory=0)
     assert problems(env) == problems(PlainEnv(knobs))
-    assert [t for a in env.questions() for t in a.to_pylist()] == [
+    assert [t for a in env.question_texts() for t in a.to_pylist()] == [
         question for question, _ in problems(env)
     ]
 
