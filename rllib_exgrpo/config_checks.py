@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any
 
 from rllib_exgrpo.learner_checks import Fault, learner_faults
+from rllib_exgrpo.prompt_format import NAMED_FORMATS
 
 _CHOICES = {
     "loss_aggregation": (
@@ -18,8 +19,10 @@ _CHOICES = {
     "rollout_correction_level": ("token", "sequence"),
     "retired_prompts": ("drop", "until_pass_ends", "keep"),
     "model_dtype": ("float32", "bfloat16"),
-    "prompt_format": ("auto", "chat", "plain"),
-    "long_prompts": ("error", "drop"),
+    "prompt_format": ("auto", "chat", "plain", *NAMED_FORMATS),
+    "long_prompts": ("error", "drop", "truncate_left"),
+    "special_token_text": ("split", "keep", "drop", "error"),
+    "prompt_overlap": ("warn", "error", "ignore"),
     "zero_stage": (None, 0, 1, 2, 3),
 }
 

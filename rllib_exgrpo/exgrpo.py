@@ -60,11 +60,16 @@ from rllib_exgrpo.batching import (
 from rllib_exgrpo.evaluation.questions import FOLDER
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
-from rllib_exgrpo.exgrpo_evaluation import Evaluator, open_prompts
+from rllib_exgrpo.exgrpo_evaluation import (
+    Evaluator,
+    check_evaluation_prompts,
+    open_prompts,
+)
 from rllib_exgrpo.exgrpo_replay import Choice, Draw, ExGRPOReplayBuffer
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
 from rllib_exgrpo.policy import build_empty, tokenizer_hash
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
 from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit, audit_table
@@ -75,7 +80,6 @@ from rllib_exgrpo.replay_metrics import replay_metrics
 from rllib_exgrpo.resampling import Resampled, resample
 from rllib_exgrpo.rollout_correction import rebase
 from rllib_exgrpo.rollout_metrics import pass_rate, rollout_metrics
-from rllib_exgrpo.text_env import PromptBook
 from rllib_exgrpo.versions import write_versions
 
 logger = logging.getLogger(__name__)
@@ -109,6 +113,8 @@ class ExGRPO(Algorithm):
             )
         self._training_prompts = open_prompts(config)
         self._warn_of_few_prompts()
+        if config.evaluation_interval:
+            check_evaluation_prompts(config, self._training_prompts)
         self._is_solved = False
         self._has_warned_of_logp_diff = False
         self._is_in_step = False
@@ -205,6 +211,7 @@ class ExGRPO(Algorithm):
             config.prompts_per_step - len(draws),
             exclude=[draw.prompt_id for draw in draws],
             is_retired=buffer.is_retired,
+            is_usable=self._training_prompts.is_usable,
         )
         return draws, fresh_ids
 
@@ -225,7 +232,10 @@ class ExGRPO(Algorithm):
 
         def draw(count: int, exclude: Collection[PromptId]) -> list[PromptId]:
             return self.prompt_cycle.draw(
-                count, exclude=exclude, is_retired=self.replay_buffer.is_retired
+                count,
+                exclude=exclude,
+                is_retired=self.replay_buffer.is_retired,
+                is_usable=self._training_prompts.is_usable,
             )
 
         def sample(ids: list[PromptId], sampling_round: int) -> list[RolloutResult]:

@@ -19,6 +19,7 @@ from rllib_exgrpo.evaluation.sets import (
 )
 from rllib_exgrpo.lora import build_lora_config
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompt_format import PromptFormatter
 from rllib_exgrpo.replay.finding import find_buffer
 from rllib_exgrpo.rollout_correction import RolloutCorrection
@@ -139,6 +140,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.max_prompt_tokens = 1024
         self.max_completion_tokens = 8192
         self.long_prompts = "error"
+        self.special_token_text = "split"
 
         # Sampling engine.
         self.temperature = 1.0
@@ -158,6 +160,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.evaluation_samples_per_prompt = 1
         self.evaluation_max_prompts: int | None = None
         self.evaluation_at_start = True
+        self.prompt_overlap = "warn"
         self.evaluation_sets: dict[str, dict[str, Any]] = {}
         self.best_checkpoint_set: str | None = None
 
@@ -310,6 +313,7 @@ class ExGRPOConfig(AlgorithmConfig):
         max_prompt_tokens: int = NotProvided,
         max_completion_tokens: int = NotProvided,
         long_prompts: str = NotProvided,
+        special_token_text: str = NotProvided,
     ) -> Self:
         """Sets the language model and how prompts are put to it.
 
@@ -333,16 +337,23 @@ class ExGRPOConfig(AlgorithmConfig):
                 "lora_alpha": 32, "target_modules": "all-linear"}`: train low-rank
                 adapters only. None trains all weights.
             prompt_format: "chat" uses the tokenizer's chat template, "plain" the
-                `plain_template`, "auto" the template where there is one.
+                `plain_template`, "auto" the template where there is one; "paper" is
+                the paper's prompt in the chat template, "paper_llama" its plain one.
             plain_template: text with the placeholder `{prompt}`.
-            system_prompt: replaces the system message of the problems.
+            system_prompt: replaces the system message of the problems, and that of
+                "paper".
             assistant_prefix: text each completion starts after, such as "<think>"; the
                 verifier reads it too.
             chat_template_kwargs: passed to the chat template.
             max_prompt_tokens: longest prompt, in tokens.
             max_completion_tokens: longest completion, in tokens; also the constant
                 that the loss of a completion is divided by.
-            long_prompts: what to do with longer prompts at start: "error" or "drop".
+            long_prompts: what to do with longer prompts: "error", "drop", or
+                "truncate_left", which keeps their last tokens. More than 20,000
+                prompts are checked partly at start and partly when drawn.
+            special_token_text: how to read the text of a special token inside a
+                message: "split" as ordinary text, "keep" as that token; "drop" leaves
+                such prompts out, "error" refuses them.
         """
         return self._assign(_provided(locals()))
 
@@ -405,6 +416,7 @@ class ExGRPOConfig(AlgorithmConfig):
         evaluation_samples_per_prompt: int = NotProvided,
         evaluation_max_prompts: int | None = NotProvided,
         evaluation_at_start: bool = NotProvided,
+        prompt_overlap: str = NotProvided,
         evaluation_sets: dict[str, dict[str, Any]] = NotProvided,
         best_checkpoint_set: str | None = NotProvided,
         **kwargs: Any,
@@ -423,6 +435,8 @@ class ExGRPOConfig(AlgorithmConfig):
                 takes all.
             evaluation_at_start: evaluate before the first step too, if
                 `evaluation_interval` is set; reported as `evaluation_at_start`.
+            prompt_overlap: what to do with evaluation questions that are training
+                questions too: "warn", "error" or "ignore".
             evaluation_sets: name to a dict of `env`, `env_config`, `samples`,
                 `temperature`, `max_prompts` and `role` ("validation" or "test"); what
                 it leaves out is as in training, or as given above. Its metrics are
@@ -628,6 +642,24 @@ class ExGRPOConfig(AlgorithmConfig):
             system_prompt=self.system_prompt,
             assistant_prefix=self.assistant_prefix,
             chat_template_kwargs=self.chat_template_kwargs,
+            max_tokens=(
+                self.max_prompt_tokens if self.long_prompts == "truncate_left" else None
+            ),
+            split_special_tokens=self.special_token_text != "keep",
+        )
+
+    def build_prompt_book(self, env: Any, tokenizer: Any) -> PromptBook:
+        """Builds the prompts of an environment and checks them.
+
+        Raises:
+            ValueError: for prompts that cannot be used.
+        """
+        return PromptBook(
+            env,
+            self.build_prompt_formatter(tokenizer),
+            max_prompt_tokens=self.max_prompt_tokens,
+            long_prompts=self.long_prompts,
+            special_token_text=self.special_token_text,
         )
 
     def resolved_engine_kwargs(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from rllib_exgrpo import text_env
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
 from rllib_exgrpo.policy import load_tokenizer
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import (
     Completion,
@@ -167,7 +168,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        texts = [self.config.assistant_prefix + text for text in texts]
+        texts = [self.formatter.assistant_prefix + text for text in texts]
         counts = request.counts
         ids = chain.from_iterable(map(repeat, request.prompt_ids, counts))
         judged_PG = _split(text_env.judge(env, texts, list(ids)), counts)
@@ -215,7 +216,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         num_prompts = -(-count // group_size)
         self._num_sample_calls += 1
         request = RolloutRequest(
-            prompt_ids=self._cycle.draw(num_prompts),
+            prompt_ids=self._cycle.draw(num_prompts, is_usable=self._book.is_usable),
             counts=[group_size] * num_prompts,
             temperature=self.config.temperature if explore else 0.0,
             seed=(self._seed or 0) + self._num_sample_calls,
@@ -230,7 +231,11 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
 
     @cached_property
     def _cycle(self) -> PromptCycle:
-        return PromptCycle(text_env.prompt_ids(self.env), seed=self._seed)
+        return PromptCycle(self._book.ids, seed=self._seed)
+
+    @cached_property
+    def _book(self) -> PromptBook:
+        return self.config.build_prompt_book(self.env, self.tokenizer)
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:

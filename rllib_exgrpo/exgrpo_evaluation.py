@@ -1,5 +1,6 @@
 """Evaluations of an algorithm: samples the sets and keeps the results on disk."""
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -22,9 +23,12 @@ from rllib_exgrpo.policy import (
     load_model_config,
     load_tokenizer,
 )
+from rllib_exgrpo.prompt_book import PromptBook, overlapping_questions
 from rllib_exgrpo.records import Group, PromptId
 from rllib_exgrpo.replay.folder import Folder
-from rllib_exgrpo.text_env import PromptBook, prompt_ids
+from rllib_exgrpo.text_env import prompt_ids
+
+logger = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -93,7 +97,7 @@ class Evaluator:
     ) -> list[Group]:
         if chosen.name not in self._prompt_ids:
             book = open_prompts(self._config, chosen)
-            self._prompt_ids[chosen.name] = book.ids[: chosen.max_prompts]
+            self._prompt_ids[chosen.name] = book.usable_ids(chosen.max_prompts)
         prompt_ids = self._prompt_ids[chosen.name]
         dispatcher.start(
             prompt_ids,
@@ -137,6 +141,17 @@ def open_prompts(
     Raises:
         ValueError: for an environment, model or prompt that cannot be used.
     """
+    try:
+        return _open_prompts(config, evaluation_set)
+    except (ValueError, OSError, ImportError) as error:
+        if evaluation_set is None:
+            raise
+        raise ValueError(f"In {_described(evaluation_set)}: {error}") from error
+
+
+def _open_prompts(
+    config: ExGRPOConfig, evaluation_set: EvaluationSet | None
+) -> PromptBook:
     env = create_env(config, evaluation_set)
     prompt_ids(env)  # reads the problems, before a model is looked for
     tokenizer = load_tokenizer(
@@ -151,9 +166,37 @@ def open_prompts(
         config.max_prompt_tokens,
         config.max_completion_tokens,
     )
-    return PromptBook(
-        env,
-        config.build_prompt_formatter(tokenizer),
-        max_prompt_tokens=config.max_prompt_tokens,
-        long_prompts=config.long_prompts,
-    )
+    return config.build_prompt_book(env, tokenizer)
+
+
+def check_evaluation_prompts(config: ExGRPOConfig, training: PromptBook) -> None:
+    """Checks the prompts of all evaluation sets, and that training does not have them.
+
+    Raises:
+        ValueError: for a set that cannot be used, or that shares questions with
+            training if `prompt_overlap` is "error".
+    """
+    for evaluation_set in config.build_evaluation_sets().values():
+        book = open_prompts(config, evaluation_set)
+        if config.prompt_overlap == "ignore":
+            continue
+        shared, count = overlapping_questions(training.env, book.env)
+        if not shared:
+            continue
+        numbers = ", ".join(map(str, shared[:10])) + ", ..." * (len(shared) > 10)
+        found = (
+            f"{len(shared)} of {count} questions of {_described(evaluation_set)} are "
+            f"training questions too, case and white space aside (numbers {numbers}, "
+            "counted from 0): scores on them do not measure what is learnt for others."
+        )
+        if config.prompt_overlap == "error":
+            raise ValueError(
+                f"{found} Take them out of one of the two, or set `prompt_overlap` to "
+                "'warn'."
+            )
+        logger.warning("%s", found)
+
+
+def _described(evaluation_set: EvaluationSet) -> str:
+    name = evaluation_set.name
+    return "`evaluation_config`" if name == UNNAMED else f"the evaluation set {name!r}"

@@ -1,8 +1,10 @@
+import re
+
 import pytest
 
 from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.envs import ArithmeticEnv
-from rllib_exgrpo.exgrpo import open_prompts
+from rllib_exgrpo.exgrpo_evaluation import check_evaluation_prompts, open_prompts
 from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 
@@ -36,7 +38,7 @@ def config_with(**knobs):
         ("use_liger_kernel", True, "set `num_gpus_per_learner`"),
         ("max_rollout_logp_diff", -1.0, "or None to turn it off"),
         ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
-        ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
+        ("prompt_format", "raw", "'auto', 'chat', 'plain', 'paper'"),
         ("model_dtype", "float16", "'float32', 'bfloat16'"),
         ("zero_stage", 4, "None, 0, 1, 2, 3"),
         ("prompts_per_update", 0, "at least 1"),
@@ -246,6 +248,27 @@ def test_long_prompts_are_refused_or_dropped(caplog):
     assert "left out" in caplog.text
     with pytest.raises(ValueError, match="`max_prompt_tokens`=3 "):
         open_prompts(config_with(max_prompt_tokens=3, long_prompts="drop"))
+
+
+def test_evaluation_questions_among_the_training_ones_are_reported(caplog):
+    # The same split with the same seed: the first 12 training problems.
+    same = {"env_config": {"num_problems": 12}}
+    config = config_with(max_completion_tokens=64).evaluation(
+        evaluation_sets={"same": same, "heldout": {"env_config": {"split": "heldout"}}}
+    )
+    training = open_prompts(config)
+    check_evaluation_prompts(config, training)
+    found = (
+        r"12 of 12 questions of the evaluation set 'same' are training questions too.*"
+        r"numbers 0, 1, .*, 9, \.\.\., counted from 0"
+    )
+    assert re.search(found, caplog.text)
+    assert "'heldout'" not in caplog.text
+    with pytest.raises(ValueError, match=f"{found}.*`prompt_overlap` to 'warn'"):
+        check_evaluation_prompts(config.evaluation(prompt_overlap="error"), training)
+    caplog.clear()
+    check_evaluation_prompts(config.evaluation(prompt_overlap="ignore"), training)
+    assert not caplog.text
 
 
 def test_an_environment_without_prompt_ids_is_refused():

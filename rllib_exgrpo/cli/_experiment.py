@@ -151,7 +151,10 @@ class Experiment:
             CommandError: for a stop criterion, setting, environment, prompt or model
                 that cannot be used.
         """
-        from rllib_exgrpo.exgrpo import open_prompts
+        from rllib_exgrpo.exgrpo_evaluation import (
+            check_evaluation_prompts,
+            open_prompts,
+        )
 
         with as_command_error("the stop criteria cannot be used"):
             stop = check_stop(self.stop)
@@ -160,11 +163,10 @@ class Experiment:
         with as_command_error("the config cannot be used"):
             find_env(config.env)
             config.validate()
-            open_prompts(config)
+            prompts = open_prompts(config)
         if config.evaluation_interval:
             with as_command_error("the evaluation cannot be used"):
-                for evaluation_set in config.build_evaluation_sets().values():
-                    open_prompts(config, evaluation_set)
+                check_evaluation_prompts(config, prompts)
         return replace(self, stop=stop)
 
 
