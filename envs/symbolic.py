@@ -133,6 +133,7 @@ def _products_for_functions(parsed: Any) -> Any:
     from sympy.core.function import AppliedUndef
 
     def is_product(node: Any) -> bool:
+        """Whether a call of a function is a letter times a bracket."""
         return (
             isinstance(node, AppliedUndef)
             and len(node.args) == 1
@@ -141,11 +142,13 @@ def _products_for_functions(parsed: Any) -> Any:
         )
 
     def product(node: Any) -> Any:
+        """Writes the call as that product."""
         import sympy
 
         return sympy.Symbol(node.func.__name__) * node.args[0]
 
     def symbol(node: Any) -> Any:
+        """Names a value of an unknown function after the call."""
         import sympy
 
         return sympy.Symbol(f"{node.func.__name__} of {node.args}")

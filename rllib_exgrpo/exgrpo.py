@@ -51,6 +51,7 @@ from ray.tune.result import DONE
 
 from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.policy import load_tokenizer
@@ -96,6 +97,11 @@ class ExGRPO(Algorithm):
         super().setup(config)
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        return env_specifier, find_env(env_specifier)
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:
@@ -465,8 +471,7 @@ def open_prompts(config: ExGRPOConfig) -> PromptBook:
     tokenizer = load_tokenizer(
         config.model_name_or_path, trust_remote_code=config.trust_remote_code
     )
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    env = create_env(EnvContext(config.env_config, worker_index=0))
+    env = find_env(config.env)(EnvContext(config.env_config, worker_index=0))
     return PromptBook(
         env,
         config.build_prompt_formatter(tokenizer),

@@ -10,6 +10,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.policy import TINY_MODEL, resolve_model
 from rllib_exgrpo.prompt_format import PromptFormatter
 
@@ -351,6 +352,8 @@ class ExGRPOConfig(AlgorithmConfig):
         self._validate_ranges()
         self._validate_learners()
         resolve_model(self.model_name_or_path)
+        if self.env is not None:
+            find_env(self.env)
         self.build_replay_buffer()
         super().validate()
 

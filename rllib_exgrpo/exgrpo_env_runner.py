@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
@@ -27,6 +26,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_exgrpo import text_env
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
 from rllib_exgrpo.policy import load_tokenizer
 from rllib_exgrpo.prompts import PromptCycle
@@ -249,7 +249,9 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         """The environment of the evaluation config, created when first needed."""
         if self._evaluation_env is None:
             config = self.config.get_evaluation_config_object()
-            _, creator = Algorithm._get_env_id_and_creator(config.env, config)
+            # A name may be registered in the driver's process alone.
+            is_same = config.env == self.config.env
+            creator = self._env_creator if is_same else find_env(config.env)
             self._evaluation_env = self._create_env(creator, config)
         return self._evaluation_env
 
