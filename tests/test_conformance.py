@@ -16,12 +16,12 @@ from rllib_exgrpo.envs import (
     VerifiableTextEnv,
 )
 from rllib_exgrpo.envs.conformance import (
-    HOSTILE,
     Finding,
     Level,
     assert_conforms,
     check_env,
 )
+from rllib_exgrpo.envs.conformance_checks import HOSTILE
 
 
 class AddEnv(VerifiableTextEnv):

@@ -8,8 +8,7 @@ with the columns `question` and `answer` (`... #### 18`), such as those of
 
 Hardware: one GPU of 24 GB or more.
 
-Expected curve: not measured. Published runs of other trainers on this model and data
-gain tens of points in a few hundred steps.
+Expected curve: not measured.
 """
 
 import os
