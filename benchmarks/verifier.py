@@ -1,7 +1,7 @@
 """Throughput of the verifier pool with hostile answers among the others.
 
-Run `python benchmarks/verifier.py --out results/verifier`: it judges 10,000 answers, 5 %
-of them hostile, with a limit of 1 s, as `MathEnv` does, and writes `verifier.json`.
+Run `python benchmarks/verifier.py --out results/verifier`: it judges 10,000 answers,
+5 % of them hostile, with a limit of 1 s, as `MathEnv` does, and writes `verifier.json`.
 
 The base is one process that judges benign answers without a pool: `rate` answers a
 second, measured before and after. With `cores` workers and T seconds for all answers:

@@ -1,4 +1,4 @@
-"""Wrong verdicts and missing rewards that people met elsewhere; each is kept out here."""
+"""Wrong verdicts and missing rewards that people met elsewhere stay out here."""
 
 import threading
 from types import SimpleNamespace

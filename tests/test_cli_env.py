@@ -1,4 +1,4 @@
-"""`rllib env` and `rllib verify`, and the page that tells how to write an environment."""
+"""`rllib env`, `rllib verify`, and the page on writing an environment."""
 
 import json
 import re
@@ -35,8 +35,8 @@ def refusal(capsys, *arguments):
 
 
 def test_a_new_environment_passes_the_check(in_folder, capsys):
-    for name in ("LetterCountEnv", "letter-count", "letter_count.py"):
-        folder = in_folder / name
+    for k, name in enumerate(("LetterCountEnv", "letter-count", "letter_count.py")):
+        folder = in_folder / f"new_{k}"
         assert main(["env", "new", name, "--folder", str(folder)]) == 0
         files = sorted(path.name for path in folder.iterdir())
         assert files == ["letter_count.py", "test_letter_count.py"]
