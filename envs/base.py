@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -286,6 +287,11 @@ def _as_verdict(result: float | Verdict) -> Verdict:
     """
     if isinstance(result, Verdict):
         return result
+    if not isinstance(result, Real):
+        raise TypeError(
+            f"`verify` returned {result!r}; return a reward in [0, 1] or a `Verdict`, "
+            "whose reason TIMEOUT or ERROR means that there is no reward."
+        )
     reward = float(result)
     if math.isnan(reward):
         return Verdict.of(Reason.ERROR, "verify returned NaN")

@@ -60,6 +60,7 @@ from rllib_exgrpo.batching import (
 from rllib_exgrpo.evaluation.questions import FOLDER
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_evaluation import (
     Evaluator,
     check_evaluation_prompts,
@@ -144,6 +145,11 @@ class ExGRPO(Algorithm):
                 wanted,
                 there,
             )
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        return env_specifier, find_env(env_specifier)
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:

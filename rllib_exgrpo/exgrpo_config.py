@@ -17,6 +17,7 @@ from rllib_exgrpo.evaluation.sets import (
     check_best_checkpoint_set,
     named_sets,
 )
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.lora import build_lora_config
 from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
 from rllib_exgrpo.prompt_book import PromptBook
@@ -495,6 +496,8 @@ class ExGRPOConfig(AlgorithmConfig):
         check_model_folder(self.model_name_or_path)
         if self.lora_config is not None:
             build_lora_config(self.lora_config)
+        if self.env is not None:
+            find_env(self.env)
         self.build_replay_buffer()
         self._resolve_warm_start()
         super().validate()

@@ -8,7 +8,6 @@ from itertools import chain, islice, repeat
 from typing import Any, TypeVar
 
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
@@ -27,6 +26,7 @@ from ray.rllib.utils.metrics import (
 
 from rllib_exgrpo import text_env
 from rllib_exgrpo.evaluation.sets import EvaluationSet
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
 from rllib_exgrpo.policy import load_tokenizer
 from rllib_exgrpo.prompt_book import PromptBook
@@ -269,9 +269,11 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             return self.env
         name, env = evaluation_set.name, evaluation_set.env
         if name not in self._evaluation_envs:
-            _, creator = Algorithm._get_env_id_and_creator(env, self.config)
+            # A name may be registered in the driver's process alone.
+            is_same = env == self.config.env
             self._evaluation_envs[name] = self._create_env(
-                creator, evaluation_set.env_config
+                self._env_creator if is_same else find_env(env),
+                evaluation_set.env_config,
             )
         return self._evaluation_envs[name]
 

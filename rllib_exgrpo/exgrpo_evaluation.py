@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_context import EnvContext
 
 from rllib_exgrpo.evaluation.examples import Example, choose_examples, write_examples
@@ -17,6 +16,7 @@ from rllib_exgrpo.evaluation.questions import (
 )
 from rllib_exgrpo.evaluation.sets import UNNAMED, EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.policy import (
     check_model_length,
@@ -125,8 +125,7 @@ def create_env(
 ) -> Any:
     """Creates the environment of an evaluation set; None means that of training."""
     place: Any = config if evaluation_set is None else evaluation_set
-    _, creator = Algorithm._get_env_id_and_creator(place.env, config)
-    return creator(EnvContext(place.env_config, worker_index=0))
+    return find_env(place.env)(EnvContext(place.env_config, worker_index=0))
 
 
 def open_prompts(
