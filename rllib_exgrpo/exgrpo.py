@@ -41,6 +41,7 @@ from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_LEN_MEAN,
     EPISODE_RETURN_MEAN,
+    EVALUATION_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
@@ -58,7 +59,7 @@ from rllib_exgrpo.batching import (
     trained_rows,
 )
 from rllib_exgrpo.evaluation.questions import FOLDER
-from rllib_exgrpo.evaluation.sets import EvaluationSet
+from rllib_exgrpo.evaluation.sets import UNNAMED, EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_evaluation import (
@@ -89,6 +90,7 @@ COMPONENT_REPLAY_BUFFER = BUFFER_FOLDER
 EXGRPO_STATE = "exgrpo"
 REPLAY_RESULTS = "replay"
 EVALUATION_AT_START = "evaluation_at_start"
+CHECKPOINT_SCORE = "checkpoint_score"
 
 
 class ExGRPO(Algorithm):
@@ -411,9 +413,23 @@ class ExGRPO(Algorithm):
         result = super().step()
         self._is_in_step = False
         result[DONE] = self._is_solved
+        result[CHECKPOINT_SCORE] = self._checkpoint_score(result)
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
         return result
+
+    def _checkpoint_score(self, result: dict[str, Any]) -> float:
+        """Returns pass@1 of the set that chooses checkpoints, NaN if not evaluated.
+
+        Tune finds a score on the top level of a result only, and takes a checkpoint
+        without the key, but not one with NaN, for the best.
+        """
+        evaluation, name = (
+            result.get(EVALUATION_RESULTS, {}),
+            self.config.best_checkpoint_set,
+        )
+        metrics = evaluation if name == UNNAMED else evaluation.get(name, {})
+        return float(metrics.get("pass_at_1", np.nan))
 
     @override(Algorithm)
     def evaluate(

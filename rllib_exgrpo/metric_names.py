@@ -154,6 +154,9 @@ _TUNE = {
     "time_total_s": Metric("s", "training time so far, without the start-up"),
     "time_this_iter_s": Metric("s", "time of the step, evaluation included"),
     "num_env_steps_sampled_lifetime": Metric("completions", "sampled so far"),
+    "checkpoint_score": Metric(
+        "share", "pass@1 of `best_checkpoint_set`; NaN in steps that do not evaluate it"
+    ),
 }
 
 

@@ -12,8 +12,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
 from report_helpers import make_run
 
+from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import error_summary, paragraph
@@ -25,6 +29,7 @@ from rllib_exgrpo.cli._progress import (
     outcome,
     step_parts,
 )
+from rllib_exgrpo.cli._run import _checkpoint_config
 from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import find_metric
@@ -295,7 +300,8 @@ def test_what_is_no_terminal_gets_a_line_a_step():
         display.on_trial_result(i, [], None, step(i, 2.0 * i))
         display.on_step_end(i, [])
     assert "\x1b" not in stream.getvalue()
-    assert len(stream.getvalue().splitlines()) == 3
+    # A legend of four lines between two empty ones, the header, and two steps.
+    assert len(stream.getvalue().splitlines()) == 9
 
 
 def test_logs_are_linked_at_once_and_kept_at_the_end(tmp_path):
@@ -369,6 +375,21 @@ def test_paragraphs_keep_indented_lines():
     text = paragraph("word " * 40 + "\n    " + "x" * 100)
     assert max(map(len, text.splitlines()[:-1])) <= 88
     assert text.splitlines()[-1] == "    " + "x" * 100
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path):
+    config = ExGRPOConfig().evaluation(
+        evaluation_interval=4, best_checkpoint_set="evaluation"
+    )
+    manager = _CheckpointManager(_checkpoint_config(config, 0))
+    for i, score in enumerate([0.4, 0.5, 0.3, math.nan]):
+        (tmp_path / str(i)).mkdir()
+        checkpoint = Checkpoint.from_directory(tmp_path / str(i))
+        manager.register_checkpoint(
+            _TrainingResult(checkpoint, {"checkpoint_score": score})
+        )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "3"]
+    assert manager.best_checkpoint_result.metrics == {"checkpoint_score": 0.5}
 
 
 # --- runs

@@ -20,6 +20,7 @@ from rllib_exgrpo.report.svg import (
     line_chart,
     stacked_bars,
     thin,
+    tick_labels,
     ticks,
 )
 
@@ -51,9 +52,17 @@ def test_ticks_enclose_the_range_in_even_steps(low, width):
 
 
 def test_numbers_are_short():
-    numbers = (0.123456, 25.0, 1234.5, 12345.0, 2.5e6, 3e9, float("nan"))
-    shown = ["0.123", "25", "1,234", "12.3k", "2.5M", "3G", "-"]
+    numbers = (0.123456, 25.0, 1234.5, 12340.0, 2.5e6, 3e9, float("nan"))
+    shown = ["0.123", "25", "1,234", "12.34k", "2.5M", "3G", "-"]
     assert [format_number(n) for n in numbers] == shown
+
+
+def test_tick_labels_differ():
+    assert tick_labels([0.998, 1.0, 1.002]) == ["0.998", "1.000", "1.002"]
+    assert tick_labels([0, 2.5, 5]) == ["0.0", "2.5", "5.0"]
+    assert tick_labels([500, 1000, 1500]) == ["500", "1,000", "1,500"]
+    assert tick_labels([0, 1e-5]) == ["0", "1e-05"]
+    assert tick_labels([100_000, 102_500]) == ["100k", "102.5k"]
 
 
 def test_thinning_averages_neighbours_and_ignores_gaps():

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from ray import tune
 from ray.tune.experiment import Trial
 
-from rllib_exgrpo.cli._progress import Progress
+from rllib_exgrpo.cli._progress import LEGEND, Progress
 
 _REDRAW_EVERY_S = 1.0
 
@@ -71,6 +71,8 @@ class Display(tune.Callback):
         self._last_step = time.monotonic()
         lines = self._progress.lines(result)
         if self._table is None:
+            if len(self.results) == 1:
+                lines = ["", *LEGEND.splitlines(), "", *lines]
             print(*lines, sep="\n", file=self._stream, flush=True)
             return
         evaluated = self._progress.evaluation_lines(result)

@@ -12,9 +12,9 @@ from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import CommandError, error_summary
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._logs import FOLDER as LOGS
-from rllib_exgrpo.cli._progress import LEGEND, Progress, format_duration, outcome
+from rllib_exgrpo.cli._progress import Progress, format_duration, outcome
 from rllib_exgrpo.cli._ray import ray_started
-from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE, ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.metric_names import is_met
 from rllib_exgrpo.report.page import write_report
@@ -53,7 +53,7 @@ def run_experiment(
     if interrupted:
         print(f"\nInterrupted after {len(reporter.results)} steps.")
     _print_end(reporter.results, folder, pictures, started)
-    _print_checkpoints(result, _score_path(experiment.config))
+    _print_checkpoints(result, experiment.config.best_checkpoint_set)
     return _INTERRUPTED if interrupted else 0
 
 
@@ -94,8 +94,7 @@ def _tuner(
 
 def _checkpoint_config(config: ExGRPOConfig, frequency: int) -> tune.CheckpointConfig:
     """Keeps the last checkpoint; with a set to choose by, the best one too."""
-    score = _score_path(config)
-    if score is None:
+    if config.best_checkpoint_set is None:
         return tune.CheckpointConfig(
             checkpoint_at_end=True, checkpoint_frequency=frequency
         )
@@ -104,17 +103,9 @@ def _checkpoint_config(config: ExGRPOConfig, frequency: int) -> tune.CheckpointC
         # Only what was evaluated can be chosen.
         checkpoint_frequency=config.evaluation_interval,
         num_to_keep=1,
-        checkpoint_score_attribute=score,
+        checkpoint_score_attribute=CHECKPOINT_SCORE,
         checkpoint_score_order="max",
     )
-
-
-def _score_path(config: ExGRPOConfig) -> str | None:
-    """Returns the metric that chooses the best checkpoint, if one is to be chosen."""
-    chosen = config.best_checkpoint_set
-    if chosen is None:
-        return None
-    return f"{config.build_evaluation_sets()[chosen].path}/pass_at_1"
 
 
 def _print_start(experiment: Experiment, folder: Path) -> None:
@@ -124,8 +115,11 @@ def _print_start(experiment: Experiment, folder: Path) -> None:
         f"{path} reaches {value:,g}" for path, value in experiment.stop.items()
     )
     print(f"Training {config.model_name_or_path} on {env} until {until}.")
-    print(f"Results go to {folder}. Starting Ray, engines and learners ...")
-    print(f"\n{LEGEND}\n", flush=True)
+    print(
+        f"Results go to {folder}, logs to {folder / LOGS}. Starting Ray, engines and "
+        "learners ...",
+        flush=True,
+    )
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -147,16 +141,16 @@ def _print_end(
     print(f"Logs        {folder / LOGS}")
 
 
-def _print_checkpoints(result: tune.Result, score: str | None) -> None:
+def _print_checkpoints(result: tune.Result, best_set: str | None) -> None:
     if result.checkpoint is None:
         print("Checkpoint  none; `--checkpoint-freq N` saves one every N steps")
         return
     path = os.path.relpath(result.checkpoint.path)
     print(f"Checkpoint  {path}")
-    if score is not None:
-        best = result.get_best_checkpoint(score, "max")
+    if best_set is not None:
+        best = result.get_best_checkpoint(CHECKPOINT_SCORE, "max")
         path = os.path.relpath(best.path)
-        print(f"Best        {path}, by {score}")
+        print(f"Best        {path}, by pass@1 of {best_set}")
     print(f"\nEvaluate it again with `rllib evaluate {path}`.")
 
 

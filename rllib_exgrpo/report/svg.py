@@ -61,13 +61,13 @@ class _Frame:
 
     def axes(self, x_label: str) -> Iterator[str]:
         right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
-        for tick in self.y_ticks:
+        for tick, label in zip(self.y_ticks, tick_labels(self.y_ticks), strict=True):
             y = self.y(tick)
             yield f'<path class="grid-line" d="M{_LEFT} {y:.1f}H{right}"/>'
-            yield _text(_LEFT - 6, y + 4, format_number(tick), "end")
-        for tick in self.x_ticks:
+            yield _text(_LEFT - 6, y + 4, label, "end")
+        for tick, label in zip(self.x_ticks, tick_labels(self.x_ticks), strict=True):
             if self.x_range[0] <= tick <= self.x_range[1]:
-                yield _text(self.x(tick), bottom + 15, format_number(tick), "middle")
+                yield _text(self.x(tick), bottom + 15, label, "middle")
         yield _text((_LEFT + right) / 2, HEIGHT - 4, x_label, "middle")
 
 
@@ -82,6 +82,16 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
+def tick_labels(marks: Sequence[float]) -> list[str]:
+    """Returns marks as text, with as many decimals as tell them apart."""
+    step = marks[1] - marks[0] if len(marks) > 1 else 1.0
+    largest = max(map(abs, marks), default=0.0)
+    if step < 1e-4 or largest >= 1e4:
+        return [format_number(mark) for mark in marks]
+    decimals = next(d for d in range(7) if math.isclose(round(step, d), step))
+    return [f"{mark:,.{decimals}f}" for mark in marks]
+
+
 def format_number(value: float) -> str:
     """Returns a number in few characters."""
     if math.isnan(value):
@@ -89,7 +99,7 @@ def format_number(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             scale = 1e3 if letter == "k" else size
-            return f"{value / scale:.3g}{letter}"
+            return f"{value / scale:.4g}{letter}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
