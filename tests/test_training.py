@@ -56,9 +56,7 @@ def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
             evaluation_interval=2,
             evaluation_config={"env_config": {"split": "heldout", "num_problems": 10}},
             evaluation_temperature=0.0,
-            evaluation_sets={
-                "train": {"env_config": {"num_problems": 6}, "samples": 2}
-            },
+            evaluation_sets={"easy": {"env_config": {"num_problems": 6}, "samples": 2}},
         )
         .debugging(seed=7)
     )
