@@ -61,6 +61,7 @@ def hostile(rng):
     n = rng.randint(5, 9)
     kinds = {
         "power tower": rf"x+{n}^{{{n}^{{{n}^{n}}}}}",
+        "hidden tower": rf"x+{n}^{{{n}^{{{n}^{{\sqrt{{{n * n}}}}}}}}}",
         "factorial": rf"x+{n}00000000!",
         "factorial of factorial": rf"x+(({n + 5}!)!)!",
         "binomial": rf"x+\binom{{{n}0000000}}{{{n}000000}}",

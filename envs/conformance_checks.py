@@ -19,6 +19,7 @@ from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
 _NUM_PROMPTS = 50  # that resets and splits in other processes are compared on
 _NUM_TIMED = 200
+_NUM_TIMED_ALONE = 20
 _MIN_ANSWERS_PER_SECOND = 10.0  # 1,024 answers, a step of the paper's, in 100 s
 _MAX_SECONDS_AN_ANSWER = 5.0
 _MAX_SHARE_OF_FOREIGN_GOLDS = 0.9
@@ -109,6 +110,12 @@ class Trial:
         if reward == reward and not 0.0 <= reward <= 1.0:  # NaN means no verdict
             raise ValueError(f"the reward is {reward}: scale rewards to [0, 1].")
         return float(reward)
+
+    def seconds(self, completion: str, prompt_id: Hashable) -> float:
+        """Returns how long one completion takes, in seconds."""
+        start = time.perf_counter()
+        self.step(completion, prompt_id)
+        return time.perf_counter() - start
 
 
 def _check_ids(trial: Trial) -> Outcome:
@@ -273,7 +280,11 @@ def _check_foreign_golds(trial: Trial) -> Outcome:
             f"{share:.0%} of the answers to other problems score 1.0: `verify` does "
             "not look at the problem."
         )
-    found = f"{speed:,.0f} answers/s; {share:.0%} of other problems' answers score 1.0"
+    slowest = max(map(trial.seconds, texts[:_NUM_TIMED_ALONE], ids))
+    found = (
+        f"{speed:,.0f} answers/s, the slowest of {len(texts[:_NUM_TIMED_ALONE])} alone "
+        f"{slowest:.3f} s; {share:.0%} of other problems' answers score 1.0"
+    )
     if speed < _MIN_ANSWERS_PER_SECOND:
         return Level.WARNING, (
             f"{found}. A step judges hundreds: make `verify` faster, or override "

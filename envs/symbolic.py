@@ -12,12 +12,17 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from .exact import TooLargeError, evaluate
+
 _DIGITS = 60
 _RELATIVE_TOLERANCE = 1e-55
 _NUM_POINTS = 4
 _NUM_INTEGER_POINTS = 12
-_MAX_DEPTH = 60  # of brackets; the parser's time grows with the depth without bound
+_MAX_DEPTH = 40  # of brackets; the parser's time grows with the depth without bound
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+_NUMERIC = re.compile(
+    r"(?:[\d.!^+/\s(){}\[\]-]|\\(?:cdot|times|frac|binom)(?![a-zA-Z]))+"
+)
 _SUBSCRIPTED = re.compile(
     r"(?<![a-zA-Z\\])((?!\\(?:log|lim|int|sum|prod|max|min)(?![a-z]))(?:\\[a-zA-Z]+|[a-zA-Z]))"
     r"\s*_\s*(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\w)"
@@ -34,18 +39,41 @@ def parse(latex: str) -> Any:
     """Parses LaTeX into a SymPy object, decimals as exact fractions.
 
     Raises:
-        UnparsedError: if the parser does not understand it, it is nested too deeply, or
-            it has no value (0/0).
+        UnparsedError: if the parser does not understand it, it is nested too deeply, a
+            number in it is too large, or it has no value (0/0).
     """
-    steps = ({"(": 1, "{": 1, "[": 1}.get(c, -1) for c in latex if c in "(){}[]")
-    if max(accumulate(steps), default=0) > _MAX_DEPTH:
-        raise UnparsedError(latex)
+    _refuse_bombs(latex)
     latex = latex.replace(r"\degree", r"\cdot\frac{\pi}{180}")
     latex = latex.replace(r"\%", r"\cdot\frac{1}{100}")
     latex = _SUBSCRIPTED.sub(_as_name, latex)
     # The grammar takes these two letters for functions, whatever follows.
     latex = re.sub(r"\\(gamma|beta)(?![a-zA-Z(])", r"\\text{\1}", latex)
     return _parse_cached(_DECIMAL.sub(_as_fraction, latex))
+
+
+def _refuse_bombs(latex: str) -> None:
+    """Refuses what would keep parser or SymPy busy for ever, such as power towers."""
+    steps = (1 if c in "({[" else -1 for c in latex if c in "(){}[]")
+    if max(accumulate(steps), default=0) > _MAX_DEPTH:
+        raise UnparsedError(latex)
+    for run in _NUMERIC.findall(latex):
+        try:
+            evaluate(_balanced(run.lstrip("^!/ ")))
+        except TooLargeError:
+            raise UnparsedError(latex) from None
+        except ZeroDivisionError:
+            continue  # the parser's to judge
+
+
+def _balanced(text: str) -> str:
+    """Returns the longest prefix in which every bracket is closed."""
+    depth = end = 0
+    for position, character in enumerate(text, 1):
+        depth += (character in "({[") - (character in ")}]")
+        if depth < 0:
+            break
+        end = position if depth == 0 else end
+    return text[:end]
 
 
 @lru_cache(maxsize=256)

@@ -124,7 +124,8 @@ def _import(path: str) -> EnvCreator:
         return getattr(module, name)
     if name in gym.registry:
         return partial(_make, gym.spec(name))
-    names = [*vars(module), *getattr(module, "__all__", ())]
+    classes = [n for n, value in vars(module).items() if isinstance(value, type)]
+    names = [*classes, *getattr(module, "__all__", ())]
     raise UnknownEnvError(
         f"`env` is {path!r}: the module {module_name} has no {name!r}. "
         f"{_nearest(name, names)}".rstrip()

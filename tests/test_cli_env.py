@@ -44,7 +44,7 @@ def test_a_new_environment_passes_the_check(in_folder, capsys):
     capsys.readouterr()
     assert main(["env", "check", "letter_count:LetterCountEnv"]) == 0
     out = capsys.readouterr().out
-    assert "0 errors in 9 checks" in out
+    assert "0 of 9 checks failed" in out
     assert out.count("\nok ") + out.startswith("ok ") == 9
 
 

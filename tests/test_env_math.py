@@ -140,7 +140,7 @@ def test_missing_file_and_missing_setting(make, tmp_path):
 def test_timeout_is_unknown_never_correct(write, make):
     env = make(write([row("a", "x+1")]), verifier_time_limit_s=0.3)
     problem = env.problem(env.prompt_ids[0])
-    (verdict,) = env.verify_many([r"\boxed{x+9^{9^{9^9}}}"], [problem])
+    (verdict,) = env.verify_many([r"\boxed{x+9^{9^{9^{\sqrt{81}}}}}"], [problem])
     assert verdict.reason == "timeout" and not verdict.reward >= 1.0
     assert env.reward(verdict) == 0.0
     assert env.verifier_stats()["timeout"] == 1

@@ -176,6 +176,20 @@ def test_reasons_decided_without_sympy(gold, completion, reason):
     assert verdict is not None and verdict.reason == reason
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9^{9^{9^9}}",
+        "100000000!",
+        "((12!)!)!",
+        r"\binom{90000000}{9000000}",
+        r"\frac{1}{1+" * 60 + "1" + "}" * 60,
+    ],
+)
+def test_bombs_beside_a_symbol_are_refused_before_sympy_tries(bomb):
+    assert verify_math("x+1", rf"\boxed{{x+{bomb}}}").reason == "answer_unparsed"
+
+
 @given(st.text(), st.text())
 @settings(max_examples=300, deadline=None)
 def test_any_text_gets_a_verdict(gold, answer):

@@ -13,8 +13,9 @@ import pytest
 
 from rllib_exgrpo.envs.verifier_pool import VerifierPool
 
-TOWER = r"\boxed{x+9^{9^{9^9}}}"
-FACTORIAL = r"\boxed{x+100000000!}"
+# The roots hide the size from the check that comes before SymPy.
+TOWER = r"\boxed{x+9^{9^{9^{\sqrt{81}}}}}"
+FACTORIAL = r"\boxed{x+(\sqrt{10^{16}})!}"
 RIGHT = r"\boxed{\frac{2x+2}{2}}"
 GOLD = "x+1"
 
@@ -140,7 +141,7 @@ def test_processes_end_with_a_killed_parent():
 def test_memory_limit_is_an_error_and_the_worker_is_replaced():
     with VerifierPool(1, time_limit_s=20.0, memory_limit_bytes=600 << 20) as pool:
         # The floor needs the power's digits: 2 GiB.
-        hungry = r"\boxed{x+\lfloor 2^{2^{34}}/3 \rfloor}"
+        hungry = r"\boxed{x+\lfloor 2^{\sqrt{4}^{34}}/3 \rfloor}"
         verdicts = pool.verify_many([GOLD] * 2, [hungry, RIGHT])
     assert [v.reason for v in verdicts] == ["error", "ok"]
     assert "memory" in verdicts[0].message

@@ -79,7 +79,7 @@ def _check(args: argparse.Namespace) -> int:
     for finding in findings:
         print(paragraph(str(finding)))
     num_errors = sum(f.level is Level.ERROR for f in findings)
-    print(f"\n{args.env}: {num_errors} errors in {len(findings)} checks.")
+    print(f"\n{args.env}: {num_errors} of {len(findings)} checks failed.")
     return int(num_errors > 0)
 
 
