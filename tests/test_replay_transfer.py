@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from replay_helpers import completion, contents, group, key
 
 from rllib_exgrpo.records import Group
@@ -187,6 +189,65 @@ def test_a_merged_buffer_keeps_log_probs_sources_and_can_be_saved(tmp_path):
     assert contents(again, range(6)) == contents(both, range(6))
     again.record([group(5, 2, first=70)], 9)
     assert tokens(again, 5)[-2:] == [(70,), (71,)]
+
+
+def naive_view(buffer):
+    """Prompt -> bucket, step of the latest group, completions with their steps."""
+    table = buffer.prompts.table
+    rows = {buffer.prompts.id(row): row for row in table.live_rows().tolist()}
+    return {
+        p: (
+            buffer.bucket(p),
+            int(table["iteration"][row]),
+            [(c.iteration, key(c)[0]) for c in buffer.completions(p)],
+        )
+        for p, row in rows.items()
+    }
+
+
+def naive_merge(first, second):
+    merged = {}
+    for p in {*first, *second}:
+        ours, theirs = (view.get(p, (None, -1, [])) for view in (first, second))
+        bucket = theirs[0] if theirs[1] > ours[1] else ours[0]
+        # Oldest first; of the same step the first buffer's; each text once.
+        both = sorted([*ours[2], *theirs[2]], key=lambda item: item[0])
+        unique = list(dict.fromkeys(text for _, text in both))
+        merged[p] = bucket, ([] if bucket == 4 else unique)
+    return merged
+
+
+steps = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 4)), max_size=4
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, steps, st.integers(0, 3))
+def test_merging_follows_the_rules(first_steps, second_steps, ahead):
+    buffers = []
+    for start, run in ((0, first_steps), (ahead, second_steps)):
+        buffer = filled([])
+        for step, groups in enumerate(run, start):
+            members = [
+                [
+                    completion([first + i], float(i < k), iteration=step)
+                    for i in range(4)
+                ]
+                for _, k, first in groups
+            ]
+            buffer.record(
+                [Group(g[0], np.zeros(1, np.int32), m)
+                 for g, m in zip(groups, members, strict=True)], step
+            )  # fmt: skip
+        buffers.append(buffer)
+    both = merge(*buffers)
+    expected = naive_merge(*map(naive_view, buffers))
+    assert {p: (both.bucket(p), tokens(both, p)) for p in expected} == expected
+    assert len(both) + both.num_retired == len(expected)
 
 
 @pytest.mark.parametrize(

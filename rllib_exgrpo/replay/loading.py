@@ -201,7 +201,6 @@ def _offsets(cells: pa.ChunkedArray) -> NDArray[np.int32]:
 
 
 def _values(cells: pa.ChunkedArray, kind: type) -> NDArray:
-    ends = _offsets(cells)[[0, -1]]
-    return np.frombuffer(cells.combine_chunks().buffers()[2], np.uint8)[
-        slice(*ends)
-    ].view(kind)
+    start, end = _offsets(cells)[[0, -1]]
+    data = np.frombuffer(cells.combine_chunks().buffers()[2], np.uint8)
+    return data[start:end].view(kind)
