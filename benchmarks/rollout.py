@@ -98,7 +98,7 @@ def main():
     for name, values in speeds.items():
         speed = statistics.median(values)
         print(f"{name:46}{speed:>8.0f} tokens/s, ours over it {ratios[name]:.3f}")
-    assert ratios["bare vLLM"] >= MIN_OF_BARE, ratios
+    assert min(ratios.values()) >= MIN_OF_BARE, ratios
 
 
 if __name__ == "__main__":

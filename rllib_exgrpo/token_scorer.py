@@ -80,11 +80,14 @@ class _ChunkedScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp_N = hidden_N.new_empty(len(hidden_N), dtype=torch.float32)
         entropy_N = torch.empty_like(logp_N)
+        kept = None
         for part in _chunks(len(hidden_N), tokens_per_chunk):
             log_probs = _log_probs(hidden_N[part], weight, bias, temperature)
             logp_N[part] = log_probs.gather(1, targets_N[part, None])[:, 0]
             entropy_N[part] = -log_probs.exp().mul_(log_probs).sum(-1)
-        kept = log_probs if 0 < len(hidden_N) <= tokens_per_chunk else None
+            if len(hidden_N) <= tokens_per_chunk:
+                kept = log_probs
+            del log_probs  # or it would live beside the next chunk's logits
         ctx.save_for_backward(hidden_N, weight, bias, targets_N, entropy_N, kept)
         ctx.temperature, ctx.tokens_per_chunk = temperature, tokens_per_chunk
         return logp_N, entropy_N
@@ -116,6 +119,7 @@ class _ChunkedScores(torch.autograd.Function):
                 by_weight.addmm_(by_logits.T, hidden_N[part])
             if by_bias is not None:
                 by_bias += by_logits.sum(0)
+            del log_probs, by_logits
         return by_hidden, by_weight, by_bias, None, None, None
 
 

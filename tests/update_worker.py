@@ -25,7 +25,7 @@ from rllib_exgrpo.training_engine import TorchEngine, TrainingEngine, UpdateRule
 
 VOCABULARY = 60
 LONGEST = 500
-BUDGETS = {"all": None, "half": 3000, "rows": 1}  # about 6,000 tokens a mini-batch
+BUDGETS = {"all": None, "half": 2000, "rows": 1}  # about 4,000 tokens a mini-batch
 CPU = torch.device("cpu")
 # An eps above the noise of the gradients: AdamW divides by their size otherwise, and
 # turns noise around 0 into whole steps.
@@ -51,12 +51,12 @@ def make_model() -> Qwen2ForCausalLM:
 
 
 def make_rows(seed: int) -> Rows:
-    """Four groups of 6 with lengths 1 to 500, fresh and replayed.
+    """Four groups of 4 with lengths 1 to 500, fresh and replayed.
 
     One row has no verdict, one group equal rewards, and some fresh tokens a weight.
     """
     generator = np.random.default_rng(seed)
-    lengths = iter([1, LONGEST, *generator.integers(1, LONGEST + 1, 22)])
+    lengths = iter([1, LONGEST, *generator.integers(1, LONGEST + 1, 14)])
 
     def completion(reward):
         length = next(lengths)
@@ -67,8 +67,7 @@ def make_rows(seed: int) -> Rows:
 
     groups = []
     for index in range(4):
-        rewards = [1, 0, 1, np.nan, 0, 0] if index == 0 else [1, 0, 0, 1, 0, 1]
-        rewards = [1.0] * 6 if index == 3 else rewards
+        rewards = {0: [1, 0, np.nan, 0], 2: [1, 1, 1, 1]}.get(index, [1, 0, 0, 1])
         members = [completion(reward) for reward in rewards]
         replayed = members.pop(0) if index % 2 else None
         prompt = generator.integers(0, VOCABULARY, generator.integers(1, 20))
