@@ -20,7 +20,9 @@ import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -39,6 +41,7 @@ from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_LEN_MEAN,
     EPISODE_RETURN_MEAN,
+    EVALUATION_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
@@ -50,6 +53,7 @@ from ray.rllib.utils.metrics import (
 from ray.tune.result import DONE
 
 from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
+from rllib_exgrpo.checkpoints import last_index, mark_complete
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_replay import Draw
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
@@ -57,6 +61,7 @@ from rllib_exgrpo.policy import load_tokenizer
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
 from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
+from rllib_exgrpo.samples import SAMPLES, sample_texts
 from rllib_exgrpo.text_env import PromptBook
 
 logger = logging.getLogger(__name__)
@@ -85,6 +90,7 @@ class ExGRPO(Algorithm):
         self._training_prompts = open_prompts(config)
         self._evaluation_prompts: PromptBook | None = None
         self._is_solved = False
+        self._never_overwrite_checkpoints()
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
@@ -163,6 +169,7 @@ class ExGRPO(Algorithm):
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
             iteration=self.iteration,
+            weights_version=self._weights_version,
         )
 
     def _choose_replayed(self, draws: list[Draw]) -> dict[PromptId, Completion]:
@@ -279,6 +286,8 @@ class ExGRPO(Algorithm):
         result[DONE] = self._is_solved
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
+        if at_start is not None or EVALUATION_RESULTS in result:
+            result[SAMPLES] = self._evaluation_samples
         return result
 
     @override(Algorithm)
@@ -298,12 +307,21 @@ class ExGRPO(Algorithm):
             [config.evaluation_samples_per_prompt] * len(prompts),
             temperature=0.0 if greedy else config.evaluation_temperature,
             iteration=self.iteration,
+            weights_version=self._weights_version,
             evaluation=True,
         )
         groups = [group for r in dispatcher.collect() for group in r.groups]
+        self._evaluation_samples = sample_texts(groups, self._tokenizer)
         metrics = evaluation_metrics(groups, success_threshold=config.success_threshold)
         self._call_back("on_evaluate_end", evaluation_metrics=metrics)
         return metrics
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        config = self.config
+        return load_tokenizer(
+            config.model_name_or_path, trust_remote_code=config.trust_remote_code
+        )
 
     def _open_evaluation_prompts(self) -> PromptBook:
         if self._evaluation_prompts is None:
@@ -378,6 +396,27 @@ class ExGRPO(Algorithm):
 
     # --- state
 
+    def _never_overwrite_checkpoints(self) -> None:
+        """Counts on from the checkpoints that an earlier part of the run has left.
+
+        Tune's own count is behind them after a kill.
+        """
+        if (storage := self._storage) is not None:
+            last = last_index(storage.trial_fs_path, storage.storage_filesystem)
+            storage.current_checkpoint_index = max(
+                storage.current_checkpoint_index, last
+            )
+
+    @override(Algorithm)
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Saves a checkpoint as Tune wants it, and marks it once it is whole."""
+        with TemporaryDirectory() as passing:  # Tune leaves its own after an error
+            own = passing if checkpoint_dir is None and self._storage else None
+            result = super().save(own or checkpoint_dir)
+        checkpoint = result.checkpoint
+        mark_complete(checkpoint.path, checkpoint.filesystem, self.iteration)
+        return result
+
     @override(Algorithm)
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
         """Adds the replay buffer to RLlib's components."""
@@ -399,6 +438,7 @@ class ExGRPO(Algorithm):
         if self._check_component(EXGRPO_STATE, components, not_components):
             state[EXGRPO_STATE] = {
                 "run_seed": self._run_seed,
+                "time_total_s": self._time_total,
                 "replay_is_active": self.replay_is_active,
                 "prompt_cycle": self.prompt_cycle.get_state(),
             }
@@ -413,6 +453,7 @@ class ExGRPO(Algorithm):
         if EXGRPO_STATE in state:
             own = state[EXGRPO_STATE]
             self._run_seed = own["run_seed"]
+            self._time_total = own["time_total_s"]
             self.replay_is_active = own["replay_is_active"]
             self.prompt_cycle.set_state(own["prompt_cycle"])
             self._rollout = self._build_dispatcher(self.env_runner_group)

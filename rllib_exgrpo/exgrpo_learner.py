@@ -1,6 +1,7 @@
 """The learner: scores completions, applies the mixed-policy loss, steps the engine."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -304,3 +305,6 @@ class ExGRPOLearner(TorchLearner):
                 "restoring the component 'learner_group/learner/rl_module'."
             )
         self.engine.load_optimizer_state(shards)
+        if isinstance(self.config.lr, Real):
+            # A sweep goes on from another trial's checkpoint with a rate of its own.
+            self._set_optimizer_lr(self.engine.optimizer, float(self.config.lr))

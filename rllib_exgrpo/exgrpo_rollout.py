@@ -42,6 +42,7 @@ class RolloutDispatcher:
         self._revive = revive
         self._seed = seed
         self._timeout_s = timeout_s
+        self._weights_version = 0
         self._requests: list[RolloutRequest] = []
         self._waiting: list[int] = []  # positions in `_requests`, not yet sent
         self._in_flight: dict[int, int] = {}  # runner id -> position
@@ -53,6 +54,7 @@ class RolloutDispatcher:
         *,
         temperature: float,
         iteration: int,
+        weights_version: int,
         evaluation: bool = False,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
@@ -62,8 +64,10 @@ class RolloutDispatcher:
             counts: completions wanted of each.
             temperature: 0 is greedy.
             iteration: training iteration.
+            weights_version: that the runners must sample with.
             evaluation: take the problems from the evaluation environment.
         """
+        self._weights_version = weights_version
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
         self._requests = [
@@ -89,19 +93,19 @@ class RolloutDispatcher:
             The results, together one group for each prompt, in the order asked for.
 
         Raises:
-            RuntimeError: if a runner reports an error, runners keep dying, or the time
-                is up.
+            RuntimeError: if a runner reports an error or samples with other weights,
+                runners keep dying, or the time is up.
         """
         if not self._is_remote:
             runner = self._group.local_env_runner
-            return [_checked(runner.rollout(request)) for request in self._requests]
+            return [self._checked(runner.rollout(r)) for r in self._requests]
         results: dict[int, RolloutResult] = {}
         losses, started, reported = 0, time.monotonic(), time.monotonic()
         while len(results) < len(self._requests):
             for runner_id, result in self._group.fetch_ready_async_reqs(
                 tags=_TAG, timeout_seconds=_POLL_S
             ):
-                results[self._in_flight.pop(runner_id)] = _checked(result)
+                results[self._in_flight.pop(runner_id)] = self._checked(result)
             losses += self._take_back_lost()
             if losses > _MAX_LOSSES:
                 raise RuntimeError(
@@ -178,8 +182,16 @@ class RolloutDispatcher:
             prompts[0] if prompts else None,
         )
 
-
-def _checked(result: RolloutResult) -> RolloutResult:
-    if result.error is not None:
-        raise RuntimeError(f"An env runner failed during a rollout:\n{result.error}")
-    return result
+    def _checked(self, result: RolloutResult) -> RolloutResult:
+        if result.error is not None:
+            raise RuntimeError(
+                f"An env runner failed during a rollout:\n{result.error}"
+            )
+        if result.weights_version != self._weights_version:
+            raise RuntimeError(
+                f"An env runner sampled with weights of version "
+                f"{result.weights_version}; the learners' are {self._weights_version}. "
+                "Its set_state must have failed: look for the cause in its log, then "
+                "resume from the last checkpoint."
+            )
+        return result
