@@ -51,7 +51,7 @@ def latest_complete(trial: Path) -> tuple[Path | None, list[Path]]:
         The latest whole checkpoint, None if there is none; and those after it, which
         were cut short.
     """
-    cut_short = []
+    cut_short: list[Path] = []
     for path in sorted(trial.glob("checkpoint_*"), reverse=True):
         if iteration_of(path) is not None:
             return path, cut_short

@@ -506,14 +506,18 @@ def open_prompts(config: ExGRPOConfig) -> PromptBook:
     tokenizer = load_tokenizer(
         config.model_name_or_path, trust_remote_code=config.trust_remote_code
     )
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    env = create_env(EnvContext(config.env_config, worker_index=0))
     return PromptBook(
-        env,
+        open_environment(config),
         config.build_prompt_formatter(tokenizer),
         max_prompt_tokens=config.max_prompt_tokens,
         long_prompts=config.long_prompts,
     )
+
+
+def open_environment(config: ExGRPOConfig) -> Any:
+    """Creates the environment of a config."""
+    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
+    return create_env(EnvContext(config.env_config, worker_index=0))
 
 
 def fresh_seed() -> int:

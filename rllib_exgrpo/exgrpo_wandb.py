@@ -151,5 +151,5 @@ def _table(result: Mapping[str, Any]) -> dict[str, Any]:
     rows = rows_of(result)
     if not rows:
         return {}
-    columns = list(rows[0])
-    return {SAMPLES: wandb.Table(columns, [[row[c] for c in columns] for row in rows])}
+    columns: list[str | int] = [*rows[0]]
+    return {SAMPLES: wandb.Table(columns, [[*row.values()] for row in rows])}

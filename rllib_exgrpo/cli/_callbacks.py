@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,12 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+from ray.tune.result import TRAINING_ITERATION
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
 from ray.util.placement_group import placement_group_table
+
+from rllib_exgrpo.learning_curve import read_results
 
 RESULT_FILE = "result.json"
 RESULT_TABLE = "progress.csv"
@@ -29,9 +33,13 @@ class ResultFile(JsonLoggerCallback):
     """
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Writes the trial's settings."""
+        """Writes the trial's settings, and cuts back to the step it goes on from."""
         trial.init_local_path()
         self.update_config(trial, trial.config)
+        point = trial.latest_checkpoint_result
+        metrics = point.metrics if point else {TRAINING_ITERATION: 0}
+        if TRAINING_ITERATION in metrics:  # not so for a run that `--resume` cut back
+            rewind(_folder(trial), metrics[TRAINING_ITERATION])
 
     def log_trial_result(
         self, iteration: int, trial: Trial, result: dict[str, Any]
@@ -53,6 +61,30 @@ class ResultTable(CSVLoggerCallback):
     ) -> None:
         """Appends a row."""
         append_row(_folder(trial) / RESULT_TABLE, result)
+
+
+def rewind(trial: Path, iteration: int) -> list[dict[str, Any]]:
+    """Cuts the files of a trial's results back to a step; later ones are made again.
+
+    Returns:
+        The results up to that step.
+    """
+    file, table = trial / RESULT_FILE, trial / RESULT_TABLE
+    every = read_results(file) if file.is_file() else []
+    results = [r for r in every if r[TRAINING_ITERATION] <= iteration]
+    # Also where no step is taken back: a kill may have left half a line.
+    replace_text(file, "".join(json.dumps(result) + "\n" for result in results))
+    table.unlink(missing_ok=True)
+    for result in results:
+        append_row(table, result)
+    return results
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file in one go: a reader sees the old or the new one."""
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def append_row(path: Path, result: Mapping[str, Any]) -> None:

@@ -18,12 +18,14 @@ class RunOptions:
     Attributes:
         checkpoint_freq: steps between checkpoints; 0 saves only the last.
         keep_checkpoints: how many of the latest to keep; None keeps all.
+        max_failures: how often a failed run goes on from its latest checkpoint.
         wandb: project on Weights & Biases; None does not track there.
         wandb_tags: of the run there.
     """
 
     checkpoint_freq: int = 10
     keep_checkpoints: int | None = None
+    max_failures: int = 0
     wandb: str | None = None
     wandb_tags: tuple[str, ...] = ()
 
@@ -92,6 +94,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep only the latest N checkpoints (default: all)",
     )
     parser.add_argument(
+        "--max-failures",
+        type=int,
+        metavar="N",
+        help="after a failure go on from the latest checkpoint, up to N times "
+        f"(default: {RunOptions.max_failures})",
+    )
+    parser.add_argument(
         "--resume",
         nargs="?",
         const="",
@@ -118,21 +127,23 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     from rllib_exgrpo.cli._ray import quieten
     from rllib_exgrpo.cli._resume import read_record
     from rllib_exgrpo.cli._run import local_folder, new_folder, run_experiment
+    from rllib_exgrpo.cli._sweep import run_sweep
 
     quieten()
     experiment = with_settings(experiment, args)
     print("Checking settings, environment and prompts ...", flush=True)
     experiment = experiment.checked()
-    resume = args.resume is not None
     if args.resume:
         folder = Path(args.resume)
-    elif resume:
-        folder = local_folder(args.storage_path) / experiment.name
-    else:
+    elif args.resume is None:
         folder = new_folder(args.storage_path, experiment.name)
-    earlier = read_record(folder)["options"] if folder.exists() else {}
+    else:
+        folder = local_folder(args.storage_path) / experiment.name
+    resume = folder.exists()
+    earlier = read_record(folder)["options"] if resume else {}
     options = RunOptions.from_arguments(args, earlier)
-    return run_experiment(experiment, options, folder, resume=resume)
+    train = run_sweep if experiment.searched else run_experiment
+    return train(experiment, options, folder, resume=resume)
 
 
 def resume_with_options(args: argparse.Namespace) -> int:

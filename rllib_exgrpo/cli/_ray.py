@@ -26,22 +26,30 @@ def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
     quieten()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     needs = ExGRPO.default_resource_request(config).required_resources
-    if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level="critical")
-    else:
-        ray.init(
-            address="local",
-            # Processes may outnumber cores: they wait for each other in turns.
-            num_cpus=max(os.cpu_count() or 1, int(needs.get("CPU", 1))),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="critical",
-        )
+    _start_ray(int(needs.get("CPU", 1)))
     try:
         _check_room(needs)
         yield needs
     finally:
         ray.shutdown()
+
+
+def _start_ray(num_cpus: int) -> None:
+    local = {
+        "address": "local",
+        # Processes may outnumber cores: they wait for each other in turns.
+        "num_cpus": max(os.cpu_count() or 1, num_cpus),
+        "include_dashboard": False,
+    }
+    place = {} if "RAY_ADDRESS" in os.environ else local
+    try:
+        ray.init(log_to_driver=False, logging_level="critical", **place)
+    except Exception as error:  # any: Ray raises its bare class too
+        raise CommandError(
+            f"Ray did not start: {error} If the machine is very busy, try again; "
+            "RAY_raylet_start_wait_time_s sets how many seconds Ray waits.",
+            1,
+        ) from error
 
 
 def quieten() -> None:
@@ -50,6 +58,8 @@ def quieten() -> None:
     for name in ("ray", "ray.rllib", "ray.tune", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # not every step evaluates
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # _signals has its own
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune's new output ignores `verbose=0`
 
 

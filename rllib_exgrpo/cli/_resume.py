@@ -1,18 +1,16 @@
 """Resuming a run from its folder, wherever that has been moved to."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllib_exgrpo.checkpoints import iteration_of, latest_complete
-from rllib_exgrpo.cli._callbacks import RESULT_FILE, RESULT_TABLE, append_row
+from rllib_exgrpo.cli._callbacks import replace_text, rewind
 from rllib_exgrpo.cli._errors import CommandError
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli.evaluate import stored_config
-from rllib_exgrpo.learning_curve import read_results
 
 TRIAL_FOLDER = "trial"
 
@@ -35,7 +33,7 @@ class ResumePoint:
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Keeps in a run's folder what the checkpoint does not hold: stop criteria, ..."""
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / _RECORD, json.dumps(record, indent=2) + "\n")
+    replace_text(folder / _RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -61,6 +59,11 @@ def experiment_of(folder: Path) -> Experiment:
     """
     record = read_record(folder)
     checkpoint, _ = latest_complete(folder / TRIAL_FOLDER)
+    if any(folder.glob(f"{TRIAL_FOLDER}_*")):
+        raise CommandError(
+            f"{folder} is a sweep: resume it with its file, `rllib train file PATH "
+            f"--resume {folder}`."
+        )
     if checkpoint is None:
         raise CommandError(
             f"{folder} cannot be resumed: it has no whole checkpoint. Start it anew; "
@@ -91,7 +94,7 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
         print(f"Passing over {path}: it was not written to its end.")
     if checkpoint is None:
         return None
-    return ResumePoint(checkpoint, _rewind(trial, iteration_of(checkpoint) or 0))
+    return ResumePoint(checkpoint, rewind(trial, iteration_of(checkpoint) or 0))
 
 
 def how_to_resume(folder: Path) -> str:
@@ -102,21 +105,3 @@ def how_to_resume(folder: Path) -> str:
     return (
         f"`rllib train --resume {folder}` goes on from step {iteration_of(checkpoint)}."
     )
-
-
-def _rewind(trial: Path, iteration: int) -> list[dict[str, Any]]:
-    """Cuts the files of results back to a step, and returns those results."""
-    file, table = trial / RESULT_FILE, trial / RESULT_TABLE
-    every = read_results(file) if file.is_file() else []
-    results = [r for r in every if r["training_iteration"] <= iteration]
-    _replace(file, "".join(json.dumps(result) + "\n" for result in results))
-    table.unlink(missing_ok=True)
-    for result in results:
-        append_row(table, result)
-    return results
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)

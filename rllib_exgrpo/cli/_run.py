@@ -12,7 +12,12 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial
 
-from rllib_exgrpo.cli._callbacks import PendingWatch, ResultFile, ResultTable
+from rllib_exgrpo.cli._callbacks import (
+    RESULT_FILE,
+    PendingWatch,
+    ResultFile,
+    ResultTable,
+)
 from rllib_exgrpo.cli._errors import CommandError, error_summary
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._options import RunOptions
@@ -28,17 +33,16 @@ from rllib_exgrpo.cli._resume import (
 from rllib_exgrpo.cli._signals import stop_signals
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_wandb import WandbTracker
-from rllib_exgrpo.learning_curve import LearningCurve, save_plot
+from rllib_exgrpo.learning_curve import LearningCurve, read_results, save_plot
 from rllib_exgrpo.metric_names import is_met
 
 _TRACEBACK_LINES = 8
 
 
 class _Reporter(tune.Callback):
-    """Prints a line a step and keeps the results."""
+    """Prints a line a step."""
 
-    def __init__(self, progress: Progress, earlier: list[dict[str, Any]]) -> None:
-        self.results: list[Mapping[str, Any]] = [*earlier]
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def on_trial_result(
@@ -50,7 +54,6 @@ class _Reporter(tune.Callback):
         **info: Any,
     ) -> None:
         """Prints the progress."""
-        self.results.append(result)
         print(*self._progress.lines(result), sep="\n", flush=True)
 
 
@@ -102,7 +105,7 @@ def run_experiment(
     earlier = point.results if point else []
     record = {"name": experiment.name, "stop": dict(experiment.stop)}
     write_record(folder, {**record, "options": asdict(options)})
-    reporter = _Reporter(Progress(experiment.stop), earlier)
+    reporter = _Reporter(Progress(experiment.stop))
     stopper = _Stopper(experiment.stop)
     started = time.monotonic()
     _print_start(experiment, folder, point)
@@ -114,10 +117,12 @@ def run_experiment(
         stack.enter_context(stop_signals(stopper.on_signal))
         tuner = _tuner(experiment, options, folder, point, [reporter], stopper)
         result = _fit(tuner, folder)
-    plot = _plot(reporter.results, experiment.name, folder)
+    file = folder / TRIAL_FOLDER / RESULT_FILE
+    results = read_results(file) if file.is_file() else []
+    plot = _plot(results, experiment.name, folder)
     if result.error is not None:
-        raise CommandError(_failure(result.error, reporter.results, folder), 1)
-    _print_end(reporter.results, result.checkpoint, folder, plot, started)
+        raise CommandError(_failure(result.error, results, folder), 1)
+    _print_end(results, result.checkpoint, folder, plot, started)
     if stopper.signal is None:
         return 0
     print(f"Ended by {stopper.signal.name}. {how_to_resume(folder)}")
@@ -155,7 +160,6 @@ def _tuner(
     callbacks: list[tune.Callback],
     stopper: tune.Stopper,
 ) -> tune.Tuner:
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     return tune.Tuner(
         ExGRPO,
         param_space=experiment.config,
@@ -190,6 +194,7 @@ def run_config(
             checkpoint_frequency=options.checkpoint_freq,
             num_to_keep=options.keep_checkpoints,
         ),
+        failure_config=tune.FailureConfig(max_failures=options.max_failures),
     )
 
 
