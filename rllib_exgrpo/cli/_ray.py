@@ -46,8 +46,7 @@ def _start_ray(num_cpus: int) -> None:
         ray.init(log_to_driver=False, logging_level="critical", **place)
     except Exception as error:  # any: Ray raises its bare class too
         raise CommandError(
-            f"Ray did not start: {error} If the machine is very busy, try again; "
-            "RAY_raylet_start_wait_time_s sets how many seconds Ray waits.",
+            f"Ray did not start: {error} On a very busy machine, try again later.",
             1,
         ) from error
 
