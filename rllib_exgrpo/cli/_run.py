@@ -102,16 +102,15 @@ def run_experiment(
         CommandError: if the machine is too small, or the run failed, with the cause.
     """
     point = find_resume_point(folder) if resume else None
-    earlier = point.results if point else []
+    if point is not None and is_met(experiment.stop, point.results[-1]):
+        print("The run has met its stop criterion; --stop sets a later one.")
+        return 0
     record = {"name": experiment.name, "stop": dict(experiment.stop)}
     write_record(folder, {**record, "options": asdict(options)})
     reporter = _Reporter(Progress(experiment.stop))
     stopper = _Stopper(experiment.stop)
     started = time.monotonic()
     _print_start(experiment, folder, point)
-    if earlier and is_met(experiment.stop, earlier[-1]):
-        print("The run has met its stop criterion; --stop sets a later one.")
-        return 0
     with ExitStack() as stack:
         stack.enter_context(ray_started(experiment.config))
         stack.enter_context(stop_signals(stopper.on_signal))
