@@ -9,7 +9,7 @@ PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # More threads than that spin against each other on small machines.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test test-slow lint format clean
+.PHONY: setup train test test-slow lint docs format clean
 
 setup: $(INSTALLED)
 
@@ -32,15 +32,19 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Broken links fail it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file .mkdocs.yml
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

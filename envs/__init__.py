@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from .gsm8k import GSM8KEnv
     from .math import MathEnv
     from .multiple_choice import MultipleChoiceEnv
+    from .reasoning_gym import ReasoningGymEnv
     from .spaces import TextSpace
     from .tables import TableEnv
     from .verdict import Reason, Verdict
+    from .verifiers import VerifiersEnv
 
 __all__ = [
     "ArithmeticEnv",
@@ -27,11 +29,13 @@ __all__ = [
     "MultipleChoiceEnv",
     "Problem",
     "Reason",
+    "ReasoningGymEnv",
     "TableEnv",
     "TextSpace",
     "UnknownPromptError",
     "Verdict",
     "VerifiableTextEnv",
+    "VerifiersEnv",
 ]
 
 _MODULES = {
@@ -43,11 +47,13 @@ _MODULES = {
     "MultipleChoiceEnv": "multiple_choice",
     "Problem": "base",
     "Reason": "verdict",
+    "ReasoningGymEnv": "reasoning_gym",
     "TableEnv": "tables",
     "TextSpace": "spaces",
     "UnknownPromptError": "base",
     "Verdict": "verdict",
     "VerifiableTextEnv": "base",
+    "VerifiersEnv": "verifiers",
 }
 
 

@@ -51,17 +51,22 @@ class ArithmeticEnv(GeneratedEnv):
 
     def verify(self, completion: str, problem: Problem) -> Verdict:
         """Compares the integer in the last box with the sum."""
-        answer = boxed_answer(completion)
-        if answer is None:
+        if boxed_answer(completion) is None:
             return Verdict.of(Reason.NO_ANSWER)
-        digits = "".join(answer.split())
-        if not _INTEGER.fullmatch(digits):
+        answer = self.answer_key(completion)
+        if answer is None:
             return Verdict.of(Reason.ANSWER_UNPARSED)
+        return Verdict.of(Reason.OK if answer == problem.answer else Reason.WRONG)
+
+    def answer_key(self, completion: str) -> str | None:
+        """Returns the integer in the last box, None if there is none."""
+        digits = "".join((boxed_answer(completion) or "").split())
+        if not _INTEGER.fullmatch(digits):
+            return None
         # As text: int() refuses, by design, integers of thousands of digits.
         size = digits.replace(",", "").lstrip("+-").lstrip("0") or "0"
         sign = "-" if digits.startswith("-") and size != "0" else ""
-        right = sign + size == problem.answer
-        return Verdict.of(Reason.OK if right else Reason.WRONG)
+        return sign + size
 
     def _number(self, random: np.random.Generator) -> int:
         low, high = self.config["digits"]

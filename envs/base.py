@@ -4,9 +4,10 @@ import difflib
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -60,7 +61,9 @@ class VerifiableTextEnv(gym.Env[str, str]):
     """A text environment of one step: a prompt in, a completion out, a reward back.
 
     A subclass declares its settings with their defaults in `settings`, and writes
-    `load` and `verify`. Everything else is here.
+    `load` and `verify`. Everything else is here. With a method `answer_key(completion)`
+    that returns what a completion answers as text, or None, evaluations report how
+    often the majority of several completions is right.
 
     Observation Space: any text; the prompt (of chat messages, the last user content).
     Action Space: any text; the completion.
@@ -104,8 +107,12 @@ class VerifiableTextEnv(gym.Env[str, str]):
         self._last_step = ""
 
     @abstractmethod
-    def load(self) -> Iterable[Problem]:
-        """Returns the problems, by `self.config`; called once, when first needed."""
+    def load(self) -> Iterable[Problem] | Mapping[Hashable, Problem]:
+        """Returns the problems, by `self.config`; called once, when first needed.
+
+        A mapping from ids to problems is taken as it is, so that it may read them when
+        asked; it raises KeyError for one that turns out to be unusable.
+        """
 
     @abstractmethod
     def verify(self, completion: str, problem: Problem) -> float | Verdict:
@@ -142,6 +149,10 @@ class VerifiableTextEnv(gym.Env[str, str]):
         """The ids of all problems, in the order of loading."""
         return self._prompt_ids
 
+    def question_texts(self) -> Iterator[Any]:
+        """Yields sequences of all question texts, to compare two environments by."""
+        yield [problem.text for problem in self._problems.values()]
+
     def problem(self, prompt_id: Hashable) -> Problem:
         """Returns the problem of an id.
 
@@ -150,6 +161,8 @@ class VerifiableTextEnv(gym.Env[str, str]):
         """
         try:
             return self._problems[prompt_id]
+        except UnknownPromptError:
+            raise
         except KeyError:
             raise UnknownPromptError(
                 f"{type(self).__name__} has no problem with prompt_id {prompt_id!r}; "
@@ -219,23 +232,20 @@ class VerifiableTextEnv(gym.Env[str, str]):
             return Verdict.of(Reason.ERROR, message)
 
     @cached_property
-    def _prompt_ids(self) -> tuple[Hashable, ...]:
-        return tuple(self._problems)
+    def _prompt_ids(self) -> Sequence[Hashable]:
+        lazy_ids = getattr(self._problems, "ids", None)
+        return tuple(self._problems) if lazy_ids is None else lazy_ids
 
     @cached_property
-    def _problems(self) -> dict[Hashable, Problem]:
-        problems = list(self.load())
-        by_id = {problem.prompt_id: problem for problem in problems}
-        if not by_id:
-            raise ValueError(f"{type(self).__name__}.load() gave no problem.")
-        if len(by_id) < len(problems):
-            counts = Counter(problem.prompt_id for problem in problems)
-            twice = [prompt_id for prompt_id, count in counts.items() if count > 1]
+    def _problems(self) -> Mapping[Hashable, Problem]:
+        loaded = self.load()
+        problems = loaded if isinstance(loaded, Mapping) else _by_id(loaded, self)
+        if not problems:
             raise ValueError(
-                f"{type(self).__name__}.load() gave {len(twice)} prompt ids more than "
-                f"once: {twice[:10]}. Every problem needs an id of its own."
+                f"{type(self).__name__}.load() gave no problem. Give it some, or set "
+                f"less narrow settings than {self.config}."
             )
-        return by_id
+        return problems
 
     @classmethod
     def _merge_settings(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,6 +254,19 @@ class VerifiableTextEnv(gym.Env[str, str]):
             merged |= vars(parent).get("settings", {})
         _refuse_unknown(given, merged, f"setting of {cls.__name__}")
         return merged | dict(given)
+
+
+def _by_id(problems: Iterable[Problem], env: Any) -> dict[Hashable, Problem]:
+    problems = list(problems)
+    by_id = {problem.prompt_id: problem for problem in problems}
+    if len(by_id) < len(problems):
+        counts = Counter(problem.prompt_id for problem in problems)
+        twice = [prompt_id for prompt_id, count in counts.items() if count > 1]
+        raise ValueError(
+            f"{type(env).__name__}.load() gave {len(twice)} prompt ids more than "
+            f"once: {twice[:10]}. Every problem needs an id of its own."
+        )
+    return by_id
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -264,6 +287,11 @@ def _as_verdict(result: float | Verdict) -> Verdict:
     """
     if isinstance(result, Verdict):
         return result
+    if not isinstance(result, Real):
+        raise TypeError(
+            f"`verify` returned {result!r}; return a reward in [0, 1] or a `Verdict`, "
+            "whose reason TIMEOUT or ERROR means that there is no reward."
+        )
     reward = float(result)
     if math.isnan(reward):
         return Verdict.of(Reason.ERROR, "verify returned NaN")

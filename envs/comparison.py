@@ -302,6 +302,7 @@ def _tells_apart(wanted: list[str], given: list[str]) -> bool:
     """
 
     def marks(parts: list[str]) -> set[str]:
+        """The names and units that tell the parts apart."""
         quantities = (split_quantity(part) for part in parts)
         names = (named_value(part)[0] for part in parts)
         return {*filter(None, names), *(q.unit for q in quantities if q and q.unit)}

@@ -208,6 +208,7 @@ def _wrap_words(part: str) -> str:
     """
 
     def wrap(match: re.Match[str]) -> str:
+        """Returns a phrase, in a wrapper if it is words."""
         phrase, before, after = (
             match.group(),
             part[: match.start()],

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .base import Problem
-from .math_verifier import prepare_gold, quick_verdict
+from .math_verifier import answer_text, prepare_gold, quick_verdict
 from .tables import TableEnv
 from .verdict import Verdict
 from .verifier_pool import VerifierPool
@@ -54,6 +54,10 @@ class MathEnv(TableEnv):
             for completion, problem in zip(completions, problems, strict=True)
         ]
         return [v if isinstance(v, Verdict) else v.result() for v in pending]
+
+    def answer_key(self, completion: str) -> str | None:
+        """Returns the LaTeX in the last box, normalised and without spaces."""
+        return answer_text(completion)
 
     def verifier_stats(self) -> dict[str, float]:
         """Returns the pool's counts by reason and its latencies in seconds."""

@@ -18,6 +18,20 @@ from .verdict import Reason, Verdict
 MAX_ANSWER_CHARS = 10_000
 _MAX_WORDS = 2  # of a word answer; more is prose, which nobody can compare
 
+_WARM_UP = (
+    ("x+1", r"\frac{2x+2}{2}"),
+    (r"\sqrt{2}+\sqrt[3]{5}", r"2^{1/2}+\log_2 8"),
+    (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)"),
+    (r"\binom{n}{2}-\lfloor n/2 \rfloor", r"\frac{n(n-1)}{2}"),
+    (r"(-\infty,0)\cup(0,\infty)", r"\mathbb{R}\setminus\{0\}"),
+)
+
+
+def warm_up() -> None:
+    """Imports SymPy and fills its grammar's tables, which forked workers inherit."""
+    for gold, answer in _WARM_UP:
+        verify_math(gold, rf"\boxed{{{answer}}}")
+
 
 def verify_math(gold: Any, completion: Any) -> Verdict:
     """Judges a completion. Unbounded in time: run it where it can be killed."""
@@ -51,6 +65,14 @@ def prepare_gold(gold: Any) -> str | None:
     text = (text if boxed is None else boxed).strip().rstrip(".,;: ")
     latex = normalise(text)
     return None if not squeeze(latex) or _is_prose(latex) else text
+
+
+def answer_text(completion: str) -> str | None:
+    """Returns the answer of a completion in one spelling, None if there is none."""
+    answer = boxed_answer(completion)
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return None
+    return squeeze(normalise(answer)) or None
 
 
 def _is_prose(latex: str) -> bool:

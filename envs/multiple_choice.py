@@ -70,9 +70,8 @@ class MultipleChoiceEnv(TableEnv):
 
     def verify(self, completion: str, problem: Problem) -> Verdict:
         """Compares the boxed letter, or the boxed text, with the right choice."""
-        answer = boxed_answer(completion)
-        given = words(normalise(answer)) if answer else ""
-        if not given:
+        given = self.answer_key(completion)
+        if given is None:
             return Verdict.of(Reason.NO_ANSWER)
         texts = [words(normalise(choice)) for choice in problem.answer["choices"]]
         if texts.count(given) == 1:
@@ -84,6 +83,11 @@ class MultipleChoiceEnv(TableEnv):
             index = string.ascii_lowercase.index(chosen[1])
         right = string.ascii_uppercase[index] == problem.answer["letter"]
         return Verdict.of(Reason.OK if right else Reason.WRONG)
+
+    def answer_key(self, completion: str) -> str | None:
+        """Returns the words in the last box, None if there are none."""
+        answer = boxed_answer(completion)
+        return (words(normalise(answer)) or None) if answer else None
 
     def gold_completion(self, problem: Problem) -> str:
         """Boxes the right letter."""

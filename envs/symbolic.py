@@ -9,12 +9,14 @@ import random
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 _DIGITS = 60
 _RELATIVE_TOLERANCE = 1e-55
 _NUM_POINTS = 4
 _NUM_INTEGER_POINTS = 12
+_MAX_DEPTH = 60  # of brackets; the parser's time grows with the depth without bound
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _SUBSCRIPTED = re.compile(
     r"(?<![a-zA-Z\\])((?!\\(?:log|lim|int|sum|prod|max|min)(?![a-z]))(?:\\[a-zA-Z]+|[a-zA-Z]))"
@@ -32,8 +34,12 @@ def parse(latex: str) -> Any:
     """Parses LaTeX into a SymPy object, decimals as exact fractions.
 
     Raises:
-        UnparsedError: if the parser does not understand it, or it has no value (0/0).
+        UnparsedError: if the parser does not understand it, it is nested too deeply, or
+            it has no value (0/0).
     """
+    steps = ({"(": 1, "{": 1, "[": 1}.get(c, -1) for c in latex if c in "(){}[]")
+    if max(accumulate(steps), default=0) > _MAX_DEPTH:
+        raise UnparsedError(latex)
     latex = latex.replace(r"\degree", r"\cdot\frac{\pi}{180}")
     latex = latex.replace(r"\%", r"\cdot\frac{1}{100}")
     latex = _SUBSCRIPTED.sub(_as_name, latex)
@@ -133,6 +139,7 @@ def _products_for_functions(parsed: Any) -> Any:
     from sympy.core.function import AppliedUndef
 
     def is_product(node: Any) -> bool:
+        """Whether a call of a function is a letter times a bracket."""
         return (
             isinstance(node, AppliedUndef)
             and len(node.args) == 1
@@ -141,11 +148,13 @@ def _products_for_functions(parsed: Any) -> Any:
         )
 
     def product(node: Any) -> Any:
+        """Writes the call as that product."""
         import sympy
 
         return sympy.Symbol(node.func.__name__) * node.args[0]
 
     def symbol(node: Any) -> Any:
+        """Names a value of an unknown function after the call."""
         import sympy
 
         return sympy.Symbol(f"{node.func.__name__} of {node.args}")

@@ -1,6 +1,7 @@
-"""A pool of killable processes that judge maths answers within hard limits."""
+"""A pool of killable processes that judge answers within hard limits."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -24,7 +25,7 @@ _STOP_SECONDS = 5.0
 
 
 class VerifierPool:
-    """Judges (gold answer, completion) pairs in worker processes.
+    """Judges answers in worker processes; by default, maths answers.
 
     An answer that takes longer than the limit has its worker killed and replaced, and
     gets a verdict without a reward. No signal is used in the calling process, so that
@@ -37,6 +38,9 @@ class VerifierPool:
         memory_limit_bytes: address space of one worker.
         answers_per_worker: answers after which a worker is renewed, as SymPy's caches
             grow.
+        verifier: "module:function" of this package. The function gets what `submit`
+            gets, as JSON leaves it, and returns a verdict; the module has a function
+            `warm_up`, which is called once.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class VerifierPool:
         time_limit_s: float = 5.0,
         memory_limit_bytes: int = 2 << 30,
         answers_per_worker: int = 500,
+        verifier: str = "math_verifier:verify_math",
     ) -> None:
         num_workers = num_workers or len(os.sched_getaffinity(0))
         if num_workers < 1 or time_limit_s <= 0:
@@ -54,15 +59,19 @@ class VerifierPool:
             )
         self._limits = (time_limit_s, memory_limit_bytes, answers_per_worker)
         self._threads = ThreadPoolExecutor(num_workers, "verifier")
-        self._nursery = _Nursery()
+        self._nursery = _Nursery(verifier)
         self._own = threading.local()
         self._lock = threading.Lock()
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._reasons: Counter[str] = Counter()
 
-    def submit(self, gold: Any, completion: str) -> Future[Verdict]:
-        """Starts judging one answer; for grading while others are still generated."""
-        return self._threads.submit(self._judge, gold, completion)
+    def submit(self, *task: Any) -> Future[Verdict]:
+        """Starts judging one answer; for grading while others are still generated.
+
+        Args:
+            *task: the verifier's arguments; for maths, gold answer and completion.
+        """
+        return self._threads.submit(self._judge, task)
 
     def verify_many(
         self, golds: Sequence[Any], completions: Sequence[str]
@@ -94,15 +103,15 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, gold: Any, completion: str) -> Verdict:
+    def _judge(self, task: Sequence[Any]) -> Verdict:
         """Judges one answer with the calling thread's own worker."""
         time_limit_s, memory_limit_bytes, answers_per_worker = self._limits
         worker = getattr(self._own, "worker", None)
         if worker is None:
             worker = self._own.worker = _Worker(self._nursery, memory_limit_bytes)
         start = time.monotonic()
-        reason, message = worker.judge(gold, completion, time_limit_s)
-        verdict = Verdict.of(Reason(reason), message, time.monotonic() - start)
+        reward, reason, message = worker.judge(task, time_limit_s)
+        verdict = Verdict(reward, Reason(reason), message, time.monotonic() - start)
         is_broken = reason in (Reason.TIMEOUT, Reason.ERROR)
         if is_broken or worker.num_answers >= answers_per_worker:
             self._own.worker = None
@@ -123,23 +132,23 @@ class _Worker:
             self._pid = nursery.request(f"spawn {memory_limit_bytes}", theirs)
         self.num_answers = 0
 
-    def judge(self, gold: Any, completion: str, limit_s: float) -> tuple[str, str]:
-        """Returns reason and message; after a time-out or an error, kill it."""
+    def judge(self, task: Sequence[Any], limit_s: float) -> tuple[float, str, str]:
+        """Returns reward, reason, message; after a time-out or an error, kill it."""
         self.num_answers += 1
-        task = json.dumps([gold, completion], default=str).encode() + b"\n"
+        line = json.dumps(task, default=str).encode() + b"\n"
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
-            self._socket.sendall(task)
+            self._socket.sendall(line)
             reply = self._receive_line(deadline)
         except TimeoutError:
-            return Reason.TIMEOUT, f"no verdict within {limit_s:g} s"
+            return math.nan, Reason.TIMEOUT, f"no verdict within {limit_s:g} s"
         except OSError as error:
-            return Reason.ERROR, f"the worker process ended: {error}"
+            return math.nan, Reason.ERROR, f"the worker process ended: {error}"
         if not reply:
-            return Reason.ERROR, "the worker process ended"
-        reason, message = json.loads(reply)
-        return reason, message
+            return math.nan, Reason.ERROR, "the worker process ended"
+        reward, reason, message = json.loads(reply)
+        return reward, reason, message
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -160,7 +169,8 @@ class _Worker:
 class _Nursery:
     """The parent's end of the process that forks the workers; started when needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, verifier: str) -> None:
+        self._verifier = verifier
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -177,7 +187,7 @@ class _Nursery:
                     return reply
             raise RuntimeError(
                 "The process that starts the verifier's workers ended twice; most "
-                "likely math-verify is not installed, or the memory ran out."
+                "likely the verifier cannot be imported, or the memory ran out."
             )
 
     def close(self) -> None:
@@ -216,10 +226,10 @@ class _Nursery:
             self._control.settimeout(_START_SECONDS)
             # -P keeps this folder off the module path, where `math.py` would hide
             # Python's own; a new session keeps Ctrl-C from the workers.
-            command = [sys.executable, "-P", str(_WORKER_FILE), str(theirs.fileno())]
+            arguments = [str(_WORKER_FILE), str(theirs.fileno()), self._verifier]
             with theirs:
                 self._process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-P", *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

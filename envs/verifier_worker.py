@@ -1,9 +1,10 @@
 """The processes behind `VerifierPool`: a nursery that forks workers on demand.
 
-Run as a script, never imported by the library: `python -P verifier_worker.py FD`. The
-nursery imports SymPy once, so that replacing a killed worker costs a fork and not an
-import. It loads this folder under a name of its own, as the parent package would bring
-Ray along. It ends when its socket closes or its parent dies, and its workers with it.
+Run as a script, never imported by the library: `python -P verifier_worker.py FD
+MODULE:FUNCTION`. The nursery imports the verifier, a function of a module in this
+folder, once, so that replacing a killed worker costs a fork and not an import. It loads
+the folder under a name of its own, as the parent package would bring Ray along. It ends
+when its socket closes or its parent dies, and its workers with it.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
 import resource
 import select
@@ -25,16 +27,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 1.0
 
-# Imports SymPy, and fills the grammar's tables, which all workers then inherit.
-_WARM_UP = (
-    ("x+1", r"\frac{2x+2}{2}"),
-    (r"\sqrt{2}+\sqrt[3]{5}", r"2^{1/2}+\log_2 8"),
-    (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)"),
-    (r"\binom{n}{2}-\lfloor n/2 \rfloor", r"\frac{n(n-1)}{2}"),
-    (r"(-\infty,0)\cup(0,\infty)", r"\mathbb{R}\setminus\{0\}"),
-)
-
-Verifier = Callable[[Any, Any], Any]
+Verifier = Callable[..., Any]
 
 
 def main() -> None:
@@ -42,7 +35,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = os.getppid()
-    verify = _load_verifier()
+    verify = _load_verifier(sys.argv[2])
     workers: set[int] = set()
     while os.getppid() == parent:
         ready, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
@@ -93,26 +86,26 @@ def _work(tasks: socket.socket, memory_limit_bytes: int, verify: Verifier) -> No
     os._exit(0)
 
 
-def _judge(line: bytes, verify: Verifier) -> tuple[str, str]:
+def _judge(line: bytes, verify: Verifier) -> tuple[float, str, str]:
     try:
         verdict = verify(*json.loads(line))
     except MemoryError:
-        return "error", "memory limit reached"
+        return math.nan, "error", "memory limit reached"
     except Exception as error:  # any: a bug in the verifier must not look like a crash
-        return "error", f"{type(error).__name__}: {error}"[:200]
-    return str(verdict.reason), verdict.message
+        return math.nan, "error", f"{type(error).__name__}: {error}"[:200]
+    return verdict.reward, str(verdict.reason), verdict.message
 
 
-def _load_verifier() -> Verifier:
+def _load_verifier(name: str) -> Verifier:
+    module_name, _, function_name = name.partition(":")
     package = types.ModuleType("verifier_worker_envs")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules[package.__name__] = package
-    module = importlib.import_module(f"{package.__name__}.math_verifier")
+    module = importlib.import_module(f"{package.__name__}.{module_name}")
     logging.disable(logging.CRITICAL)  # math-verify logs whole completions
-    verify: Verifier = module.verify_math
-    for gold, answer in _WARM_UP:
-        verify(gold, rf"\boxed{{{answer}}}")
+    module.warm_up()
     gc.freeze()
+    verify: Verifier = getattr(module, function_name)
     return verify
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rllib_exgrpo.advantages import group_advantages
@@ -23,23 +23,32 @@ class Rows:
     Attributes:
         prompt_token_ids: int32, all prompts one after the other.
         token_ids: int32, all completions one after the other.
-        behavior_logp: float32, aligned with `token_ids`.
+        behavior_logp: float32, aligned with `token_ids`: what the importance ratio
+            compares with.
+        engine_logp: float32, aligned too: what the engine reported. The same, unless
+            the learner recomputed `behavior_logp`.
+        token_weights: float32, aligned too: constant factor of the token in the loss;
+            0 leaves it out.
         prompt_lengths_B: int64, tokens of each prompt.
         lengths_B: int64, tokens of each completion.
         advantages_B: float32.
         scored_B: bool, False where the verifier reached no verdict: the row does not
             count in the loss.
         replayed_B: bool, True for replayed completions.
+        group_B: int64, number of the row's group, as the caller counts them.
     """
 
     prompt_token_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     behavior_logp: NDArray[np.float32]
+    engine_logp: NDArray[np.float32]
+    token_weights: NDArray[np.float32]
     prompt_lengths_B: NDArray[np.int64]
     lengths_B: NDArray[np.int64]
     advantages_B: NDArray[np.float32]
     scored_B: NDArray[np.bool_]
     replayed_B: NDArray[np.bool_]
+    group_B: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.lengths_B)
@@ -49,13 +58,23 @@ class Rows:
         """(B,) prompt plus completion tokens of each row."""
         return self.prompt_lengths_B + self.lengths_B
 
+    @property
+    def counted_lengths_B(self) -> NDArray[np.int64]:
+        """(B,) completion tokens of each row that count in the loss."""
+        row_of_token = np.repeat(np.arange(len(self)), self.lengths_B)
+        counted = self.scored_B[row_of_token] & (self.token_weights > 0)
+        return np.bincount(row_of_token[counted], minlength=len(self))
+
     def take(self, index: NDArray[np.int64]) -> "Rows":
         """Returns the rows at the given positions, in that order."""
+        names = [field.name for field in fields(self)]
         return Rows(
             _take_ragged(self.prompt_token_ids, self.prompt_lengths_B, index),
-            _take_ragged(self.token_ids, self.lengths_B, index),
-            _take_ragged(self.behavior_logp, self.lengths_B, index),
-            *(getattr(self, f.name)[index] for f in fields(self)[3:]),
+            *(
+                _take_ragged(getattr(self, n), self.lengths_B, index)
+                for n in names[1:5]
+            ),
+            *(getattr(self, n)[index] for n in names[5:]),
         )
 
 
@@ -77,9 +96,13 @@ class PaddedRows:
         prediction_mask: (B, L - 1) bool, True at positions whose next token is a
             completion token; read row by row they give all completion tokens in order.
         token_mask: (B, T) bool, True on completion tokens, in the same order.
-        loss_mask: (B, T) bool, True on completion tokens of scored rows.
+        loss_mask: (B, T) bool, True on completion tokens that count in the loss: those
+            of scored rows, without the ones of weight 0.
         behavior_logp: (B, T) float32, 0 on padding.
+        engine_logp: (B, T) float32, 0 on padding.
+        token_weights: (B, T) float32, 0 on padding.
         advantages: (B,) float32.
+        scored: (B,) bool.
         replay_mask: (B,) bool.
     """
 
@@ -89,7 +112,10 @@ class PaddedRows:
     token_mask: Tensor
     loss_mask: Tensor
     behavior_logp: Tensor
+    engine_logp: Tensor
+    token_weights: Tensor
     advantages: Tensor
+    scored: Tensor
     replay_mask: Tensor
 
     def to(self, device: torch.device) -> "PaddedRows":
@@ -104,12 +130,16 @@ class PaddedRows:
 
 
 def rows_from_groups(
-    groups: Sequence[Group], *, normalize_by_std: bool = False
+    groups: Sequence[Group],
+    numbers: ArrayLike | None = None,
+    *,
+    normalize_by_std: bool = False,
 ) -> Rows:
     """Flattens groups to rows and computes their advantages.
 
     Args:
         groups: whole groups; within each the replayed completion comes first.
+        numbers: of the groups, kept with their rows; None counts from 0.
         normalize_by_std: see `group_advantages`.
 
     Returns:
@@ -125,6 +155,10 @@ def rows_from_groups(
         [completion for _, completion in members],
         np.concatenate(advantages) if advantages else np.zeros(0),
         np.array([completion is group.replayed for group, completion in members], bool),
+        np.repeat(
+            np.arange(len(groups)) if numbers is None else np.asarray(numbers),
+            [len(group.members) for group in groups],
+        ),
     )
 
 
@@ -138,7 +172,9 @@ def rows_from_candidates(
         completions: the completions.
     """
     count = len(completions)
-    return _rows(prompts, completions, np.zeros(count), np.ones(count, bool))
+    return _rows(
+        prompts, completions, np.zeros(count), np.ones(count, bool), np.arange(count)
+    )
 
 
 def _rows(
@@ -146,21 +182,25 @@ def _rows(
     completions: Sequence[Completion],
     advantages_B: NDArray[np.float64],
     replayed_B: NDArray[np.bool_],
+    group_B: NDArray[np.int64],
 ) -> Rows:
     none = np.zeros(0)
+    behavior_logp = np.concatenate([none, *(c.behavior_logp for c in completions)])
+    behavior_logp = behavior_logp.astype(np.float32)
     return Rows(
         prompt_token_ids=np.concatenate([none, *prompts]).astype(np.int32),
         token_ids=np.concatenate([none, *(c.token_ids for c in completions)]).astype(
             np.int32
         ),
-        behavior_logp=np.concatenate(
-            [none, *(c.behavior_logp for c in completions)]
-        ).astype(np.float32),
+        behavior_logp=behavior_logp,
+        engine_logp=behavior_logp,
+        token_weights=np.ones_like(behavior_logp),
         prompt_lengths_B=np.array([len(p) for p in prompts], np.int64),
         lengths_B=np.array([len(c) for c in completions], np.int64),
         advantages_B=advantages_B.astype(np.float32),
         scored_B=np.array([not np.isnan(c.reward) for c in completions], bool),
         replayed_B=replayed_B,
+        group_B=group_B.astype(np.int64),
     )
 
 
@@ -182,16 +222,17 @@ def pad(rows: Rows) -> PaddedRows:
     input_ids = np.zeros(attention_mask.shape, np.int64)
     input_ids[attention_mask & ~completion_mask] = rows.prompt_token_ids
     input_ids[completion_mask] = rows.token_ids
-    behavior_logp = np.zeros(token_mask.shape, np.float32)
-    behavior_logp[token_mask] = rows.behavior_logp
+    ragged = np.zeros((3, *token_mask.shape), np.float32)
+    ragged[:, token_mask] = rows.behavior_logp, rows.engine_logp, rows.token_weights
     arrays = (
         input_ids,
         attention_mask,
         completion_mask[:, 1:],
         token_mask,
-        token_mask & rows.scored_B[:, None],
-        behavior_logp,
+        token_mask & rows.scored_B[:, None] & (ragged[2] > 0),
+        *ragged,
         rows.advantages_B,
+        rows.scored_B,
         rows.replayed_B,
     )
     return PaddedRows(*(torch.tensor(array) for array in arrays))
@@ -201,11 +242,14 @@ _PLACEHOLDER = Rows(
     prompt_token_ids=np.zeros(1, np.int32),
     token_ids=np.zeros(1, np.int32),
     behavior_logp=np.zeros(1, np.float32),
+    engine_logp=np.zeros(1, np.float32),
+    token_weights=np.zeros(1, np.float32),
     prompt_lengths_B=np.ones(1, np.int64),
     lengths_B=np.ones(1, np.int64),
     advantages_B=np.zeros(1, np.float32),
     scored_B=np.zeros(1, bool),
     replayed_B=np.zeros(1, bool),
+    group_B=np.zeros(1, np.int64),
 )
 
 
@@ -285,17 +329,24 @@ class MiniBatch:
 
     Attributes:
         micro_batches: the rows of this learner, cut by token budget.
-        num_completions: scored completions of the mini-batch, over all learners.
-        num_tokens: counted completion tokens of the mini-batch, over all learners.
+        num_completions: completions of the mini-batch with a token that counts, over
+            all learners, those included that no learner has to compute.
+        num_tokens: completion tokens that count, likewise.
+        num_skipped: completions that no learner has to compute.
     """
 
     micro_batches: list[Rows]
     num_completions: int
     num_tokens: int
+    num_skipped: int
 
 
 def shard_mini_batches(
-    mini_batches: Sequence[Rows], num_learners: int, max_tokens: int | None
+    mini_batches: Sequence[Rows],
+    num_learners: int,
+    max_tokens: int | None,
+    *,
+    skip_zero_advantages: bool = False,
 ) -> list[list[MiniBatch]]:
     """Prepares all updates of a step for all learners.
 
@@ -303,16 +354,34 @@ def shard_mini_batches(
         mini_batches: the rows of each optimiser update, whole groups.
         num_learners: how many learners share each update.
         max_tokens: token budget of a micro-batch.
+        skip_zero_advantages: see `trained_rows`.
 
     Returns:
         For each learner its share of each update.
     """
     shares: list[list[MiniBatch]] = [[] for _ in range(num_learners)]
     for rows in mini_batches:
-        num_completions = max(int(rows.scored_B.sum()), 1)
-        num_tokens = max(int(rows.lengths_B[rows.scored_B].sum()), 1)
-        plans = plan_shards(rows.total_lengths_B, num_learners, max_tokens)
+        counted_B = rows.counted_lengths_B
+        counts = max(int((counted_B > 0).sum()), 1), max(int(counted_B.sum()), 1)
+        trained = trained_rows(rows, skip_zero_advantages)
+        num_skipped = len(rows) - len(trained)
+        lengths_B = rows.total_lengths_B[trained]
+        plans = plan_shards(lengths_B, num_learners, max_tokens)
         for share, plan in zip(shares, plans, strict=True):
-            micro_batches = [rows.take(index) for index in plan]
-            share.append(MiniBatch(micro_batches, num_completions, num_tokens))
+            micro_batches = [rows.take(trained[index]) for index in plan]
+            share.append(MiniBatch(micro_batches, *counts, num_skipped))
     return shares
+
+
+def trained_rows(rows: Rows, skip_zero_advantages: bool) -> NDArray[np.int64]:
+    """Returns the positions of the rows that need a forward and backward pass.
+
+    Args:
+        rows: the rows of a mini-batch.
+        skip_zero_advantages: leave out rows whose advantage is exactly 0. They have no
+            policy gradient; what is lost is their part of the entropy bonus.
+    """
+    needed_B = rows.counted_lengths_B > 0
+    if skip_zero_advantages:
+        needed_B &= rows.advantages_B != 0
+    return np.flatnonzero(needed_B)

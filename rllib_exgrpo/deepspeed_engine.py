@@ -1,32 +1,34 @@
 """The training engine on DeepSpeed: the only module that imports it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from rllib_exgrpo.training_engine import GuardedAdamW, StepResult, UpdateRules
-
-OWNED_KEYS = {
-    "optimizer": "`lr`, `adam_betas`, `weight_decay`",
-    "scheduler": "`lr` (RLlib's schedules)",
-    "gradient_clipping": "`grad_clip`",
-    "train_batch_size": "`prompts_per_update` and `group_size`",
-    "train_micro_batch_size_per_gpu": "`max_tokens_per_micro_batch`",
-    "gradient_accumulation_steps": "`max_tokens_per_micro_batch`",
-    "bf16": "`model_dtype`",
-    "fp16": "`model_dtype`",
-}
-"""Settings of a DeepSpeed config that this package sets, and the knob for each."""
+from rllib_exgrpo.training_engine import (
+    MOMENTS,
+    GuardedAdamW,
+    OptimizerState,
+    StepResult,
+    UpdateRules,
+    check_names,
+    keep_in_float32,
+    mixed_precision,
+    read_adam_state,
+    trained_parameters,
+    write_adam_state,
+)
 
 
 def build_config(
     zero_stage: int,
     *,
     grad_clip: float | None,
+    dtype: torch.dtype,
     num_parameters: int,
     on_gpu: bool,
     overrides: Mapping[str, Any],
@@ -36,33 +38,19 @@ def build_config(
     Args:
         zero_stage: 0 to 3.
         grad_clip: largest gradient norm, None for no clipping.
+        dtype: of the parameters outside of the optimiser.
         num_parameters: of the whole model; buckets larger than it only cost memory.
         on_gpu: whether communication can overlap with computation.
-        overrides: the user's DeepSpeed config; its `zero_optimization` is merged.
-
-    Raises:
-        ValueError: if it sets something that a knob of this package sets.
+        overrides: the user's DeepSpeed config, which `config_checks` has checked; its
+            `zero_optimization` is merged.
     """
-    for key, knob in OWNED_KEYS.items():
-        if key in overrides:
-            raise ValueError(
-                f"`deepspeed_config` sets {key!r}={overrides[key]!r}, which {knob} "
-                f"controls. Remove {key!r} from `deepspeed_config`."
-            )
     # DeepSpeed wants a multiple of its alignment, which is small and even.
     bucket = int(min(5e8, -(-num_parameters // 1024) * 1024))
-    zero = {
-        "stage": zero_stage,
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
-        "overlap_comm": on_gpu,
-        **dict(overrides.get("zero_optimization", {})),
+    low_precision = {
+        "bf16": {"enabled": True},
+        # Micro-batches add up in float32, so that their number does not matter.
+        "data_types": {"grad_accum_dtype": "fp32"},
     }
-    if zero["stage"] != zero_stage:
-        raise ValueError(
-            f"`deepspeed_config` asks for ZeRO stage {zero['stage']} and `zero_stage` "
-            f"for {zero_stage}. Set only `zero_stage`."
-        )
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -70,8 +58,15 @@ def build_config(
         "gradient_clipping": (grad_clip or 0.0) if zero_stage > 0 else 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        **(low_precision if dtype != torch.float32 else {}),
         **overrides,
-        "zero_optimization": zero,
+        "zero_optimization": {
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "overlap_comm": on_gpu,
+            **overrides.get("zero_optimization", {}),
+            "stage": zero_stage,
+        },
     }
 
 
@@ -81,6 +76,9 @@ class DeepSpeedEngine:
     A process group must exist already if there is more than one learner (Ray's learner
     group creates it); with one learner DeepSpeed creates its own.
 
+    In bfloat16, stage 0 works as `TorchEngine` does, on float32 parameters. The others
+    keep the parameters in bfloat16 and float32 copies of them in the optimiser.
+
     Args:
         policy: the module to train.
         lr: learning rate.
@@ -88,6 +86,7 @@ class DeepSpeedEngine:
         zero_stage: 0 to 3.
         deepspeed_config: the user's additions.
         device: where the policy lives.
+        dtype: of the forward pass.
     """
 
     def __init__(
@@ -99,18 +98,22 @@ class DeepSpeedEngine:
         zero_stage: int,
         deepspeed_config: Mapping[str, Any],
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._set_rank_variables(device)
         import deepspeed
 
         self._deepspeed = deepspeed
         self._zero_stage = zero_stage
-        self.optimizer = GuardedAdamW(
-            [p for p in policy.parameters() if p.requires_grad], rules, lr=lr
-        )
+        self._dtype = dtype
+        self._trained = trained_parameters(policy)
+        if zero_stage == 0:
+            keep_in_float32(self._trained.values())
+        self.optimizer = GuardedAdamW(self._trained.values(), rules, lr=lr)
         config = build_config(
             zero_stage,
             grad_clip=rules.grad_clip,
+            dtype=dtype if zero_stage > 0 else torch.float32,
             num_parameters=sum(p.numel() for p in policy.parameters()),
             on_gpu=device.type == "cuda",
             overrides=deepspeed_config,
@@ -126,6 +129,7 @@ class DeepSpeedEngine:
             zero = self._engine.optimizer
             self.optimizer.norm_of_shards = lambda: float(zero._global_grad_norm)
         self.world_size = torch.distributed.get_world_size()
+        self.is_first = torch.distributed.get_rank() == 0
 
     @staticmethod
     def _set_rank_variables(device: torch.device) -> None:
@@ -143,7 +147,10 @@ class DeepSpeedEngine:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the policy; under ZeRO-3 a collective call."""
-        return self._engine(*args, **kwargs)
+        if self._zero_stage > 0:
+            return self._engine(*args, **kwargs)
+        with mixed_precision(self._engine.module, self._dtype):
+            return self._engine(*args, **kwargs)
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Adds the gradients of `loss`, summed over all learners."""
@@ -159,33 +166,105 @@ class DeepSpeedEngine:
         return self.optimizer.last_result
 
     @contextmanager
-    def gathered(self, *, modify: bool = False) -> Iterator[None]:
-        """Holds whole parameters inside the context; every learner must enter it."""
-        params = list(self._engine.module.parameters())
-        rank = 0 if modify else None
+    def whole(
+        self, tensors: Sequence[Tensor], *, modify: bool = False
+    ) -> Iterator[None]:
+        """Holds these parameters as a whole inside the context."""
+        sharded = [t for t in tensors if hasattr(t, "ds_id")]
         with self._deepspeed.zero.GatheredParameters(
-            params, modifier_rank=rank, enabled=self._zero_stage == 3
+            sharded, modifier_rank=0 if modify else None, enabled=bool(sharded)
         ):
             yield
-        if modify and self._zero_stage > 0:
+
+    @property
+    def _has_float32_copies(self) -> bool:
+        return self._zero_stage > 0 and self._dtype != torch.float32
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Returns a whole parameter, float32 if it is trained."""
+        if self._has_float32_copies and tensor.requires_grad:
+            return self._deepspeed.utils.safe_get_full_fp32_param(tensor)
+        if not hasattr(tensor, "ds_id"):
+            return tensor.detach()
+        with self.whole([tensor]):
+            return tensor.detach().clone()
+
+    @torch.no_grad()
+    def write(self, values: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Sets parameters, each to a whole value."""
+        values = list(values)
+        for tensor, value in values:
+            with self.whole([tensor], modify=True):
+                tensor.copy_(value)
+        if self._zero_stage > 0:
             # Otherwise the next step would start from the old float32 shards.
             self._engine.optimizer.refresh_fp32_params()
+        if self._has_float32_copies:
+            for tensor, value in values:
+                if tensor.requires_grad:
+                    self._write_shard(tensor, value.float())
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Returns this learner's shard of the optimiser state."""
-        return self._engine.optimizer.state_dict()
+    def _write_shard(self, parameter: Any, value: Tensor, *moment: str) -> None:
+        """Sets this learner's float32 shard of a parameter, or of one of its moments.
 
-    def load_optimizer_state(self, states: list[dict[str, Any]]) -> None:
-        """Sets the optimiser state from the shards of all learners."""
-        optimizer = self._engine.optimizer
-        if self._zero_stage == 0:
-            optimizer.load_state_dict(states[0])
-        elif self._zero_stage == 3:
-            optimizer.load_state_dict(
-                states, load_optimizer_states=True, load_from_fp32_weights=True
-            )
+        Args:
+            parameter: which one, with what DeepSpeed attaches to it.
+            value: of the whole parameter.
+            moment: its key; none for the parameter itself.
+        """
+        utils = self._deepspeed.utils
+        if self._zero_stage < 3:
+            parameter.set_full_hp_param(value, *moment)
+            return
+        # DeepSpeed's own setter of whole values fails where shards are padded.
+        size = parameter.ds_tensor.numel()
+        padded = pad(value.flatten(), (0, size * self.world_size - value.numel()))
+        shard = padded.split(size)[torch.distributed.get_rank()]
+        if moment:
+            utils.safe_set_local_optimizer_state(parameter, shard, *moment)
         else:
-            optimizer.load_state_dict(states, load_optimizer_states=True)
+            utils.safe_set_local_fp32_param(parameter, shard)
+
+    def optimizer_state(self) -> OptimizerState:
+        """Returns the optimiser's state on the first learner; empty on the others."""
+        if self._zero_stage == 0:
+            state = read_adam_state(self.optimizer, self._trained)
+            return state if self.is_first else {}
+        if not self.optimizer.state:
+            return {}
+        step = next(iter(self.optimizer.state.values()))["step"]
+        read = self._deepspeed.utils.safe_get_full_optimizer_state
+        collected = {}
+        for name, parameter in self._trained.items():
+            moments = {key: read(parameter, key) for key in MOMENTS}
+            if self.is_first:
+                on_cpu = {key: value.cpu() for key, value in moments.items()}
+                collected[name] = {"step": step.cpu().clone(), **on_cpu}
+        return collected
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        """Sets this learner's share of the optimiser's state."""
+        if self._zero_stage == 0:
+            write_adam_state(self.optimizer, self._trained, state)
+            return
+        check_names(state, self._trained)
+        step = next(iter(state.values()))["step"] if state else torch.tensor(0.0)
+        for shard in self._float32_shards():
+            own = self.optimizer.state[shard]
+            own["step"] = step.clone()
+            for key in MOMENTS:
+                own.setdefault(key, torch.zeros_like(shard)).zero_()
+        if self._zero_stage < 3:  # which else does so after its first step
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for name, saved in state.items():
+            for key in MOMENTS:
+                self._write_shard(self._trained[name], saved[key], key)
+
+    def _float32_shards(self) -> list[Tensor]:
+        """Returns the flat tensors that the optimiser works on."""
+        if self._zero_stage == 3:
+            return self._engine.optimizer.fp32_partitioned_groups_flat
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def close(self) -> None:
         """Forgets process groups, so that the process can build another engine."""

@@ -16,11 +16,9 @@ The paper is arXiv 2510.02245 (v2). Departures from it, all switchable:
 """
 
 import logging
-import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -28,12 +26,15 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
-from pyarrow.fs import FileSystem
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
-from ray.rllib.env.env_context import EnvContext
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
@@ -52,24 +53,46 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.result import DONE
 
-from rllib_exgrpo.batching import Rows, rows_from_candidates, rows_from_groups
+from rllib_exgrpo.batching import (
+    Rows,
+    rows_from_candidates,
+    rows_from_groups,
+    trained_rows,
+)
 from rllib_exgrpo.checkpoints import last_index, mark_complete
+from rllib_exgrpo.evaluation.questions import FOLDER
+from rllib_exgrpo.evaluation.sets import UNNAMED, EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
-from rllib_exgrpo.exgrpo_replay import Draw
+from rllib_exgrpo.exgrpo_env import find_env
+from rllib_exgrpo.exgrpo_evaluation import (
+    Evaluator,
+    check_evaluation_prompts,
+    open_prompts,
+)
+from rllib_exgrpo.exgrpo_replay import Choice, Draw, ExGRPOReplayBuffer
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
-from rllib_exgrpo.policy import load_tokenizer
+from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
+from rllib_exgrpo.policy import build_empty, tokenizer_hash
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
-from rllib_exgrpo.rollout_metrics import evaluation_metrics, pass_rate, rollout_metrics
-from rllib_exgrpo.samples import SAMPLES, sample_texts
-from rllib_exgrpo.text_env import PromptBook
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit, audit_table
+from rllib_exgrpo.replay.finding import BUFFER_FOLDER, find_buffer
+from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.replay.transfer import warm_start
+from rllib_exgrpo.replay_metrics import replay_metrics
+from rllib_exgrpo.resampling import Resampled, resample
+from rllib_exgrpo.rollout_correction import rebase
+from rllib_exgrpo.rollout_metrics import pass_rate, rollout_metrics
+from rllib_exgrpo.versions import write_versions
 
 logger = logging.getLogger(__name__)
 
-COMPONENT_REPLAY_BUFFER = "replay_buffer"
+COMPONENT_REPLAY_BUFFER = BUFFER_FOLDER
 EXGRPO_STATE = "exgrpo"
 REPLAY_RESULTS = "replay"
 EVALUATION_AT_START = "evaluation_at_start"
+CHECKPOINT_SCORE = "checkpoint_score"
 
 
 class ExGRPO(Algorithm):
@@ -87,21 +110,51 @@ class ExGRPO(Algorithm):
     def setup(self, config: ExGRPOConfig) -> None:
         """Checks the inputs, then starts env runners and learners."""
         # First what can be wrong, before anything heavy starts.
+        if config.engine_sleeps:
+            check_shared_gpu(
+                learner_memory(build_empty(**config._model_config_auto_includes)),
+                gpu_bytes=torch.cuda.get_device_properties(0).total_memory,
+                gpu_memory_utilization=config.gpu_memory_utilization,
+            )
         self._training_prompts = open_prompts(config)
-        self._evaluation_prompts: PromptBook | None = None
+        self._warn_of_few_prompts()
+        if config.evaluation_interval:
+            check_evaluation_prompts(config, self._training_prompts)
         self._is_solved = False
         self._never_overwrite_checkpoints()
+        self._has_warned_of_logp_diff = False
+        self._is_in_step = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
         self.prompt_cycle = PromptCycle(
             self._training_prompts.ids, self._run_seed, config.retired_prompts
         )
-        self.replay_buffer = config.build_replay_buffer(self._run_seed)
+        self.replay_buffer = build_replay_buffer(
+            config, self._run_seed, self._training_prompts
+        )
         self.replay_is_active = (
             config.replay_ratio > 0 and config.replay_start_pass_rate is None
         )
         super().setup(config)
+        self.evaluator = Evaluator(config, self._folder(FOLDER))
+        write_versions(self._folder())
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
+        self._audit = Audit(self._folder(AUDIT_FOLDER))
+
+    def _warn_of_few_prompts(self) -> None:
+        there, wanted = len(self._training_prompts.ids), self.config.prompts_per_step
+        if there < wanted:
+            logger.warning(
+                "`prompts_per_step` is %d and the environment has %d prompts: no step "
+                "draws a prompt twice, so steps are smaller than asked.",
+                wanted,
+                there,
+            )
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        return env_specifier, find_env(env_specifier)
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> None:
@@ -112,8 +165,16 @@ class ExGRPO(Algorithm):
             group,
             revive=lambda: self.restore_env_runners(group),
             seed=self._run_seed,
+            weights_version=lambda: self._weights_version,
             timeout_s=self.config.sample_timeout_s,
         )
+
+    def _folder(self, name: str = "") -> Folder:
+        """Returns a folder in that of the trial or, without Tune, of RLlib's logs."""
+        if self._storage is None:
+            return Folder.at(Path(self.logdir) / name)
+        path = Path(self._storage.trial_fs_path) / name
+        return Folder.at(path, self._storage.storage_filesystem)
 
     # --- the step
 
@@ -128,16 +189,19 @@ class ExGRPO(Algorithm):
         with self._timed("rollout"):
             self._start_rollout(draws, fresh_ids)
             # The learners score candidates while remote engines sample.
-            replayed = self._choose_replayed(draws)
+            choices = self._choose_replayed(draws)
             results = self._rollout.collect()
-        groups = _join(results, replayed)
+            replayed = {c.prompt_id: c.completion for c in choices}
+            trained, replaced, more = self._resample(_join(results, replayed))
         with self._timed("update"):
-            self._update(groups)
+            self._update(trained)
+        groups = trained + replaced
         with self._timed("record"):
             self._record(groups)
+            self._write_audit(groups, choices)
         with self._timed("sync"):
             self._push_weights(self.env_runner_group)
-        self._log_step(groups, results)
+        self._log_step(groups, [results, *more], choices)
 
     def _end_solved(self) -> None:
         """Ends the run: no prompt is left to learn from."""
@@ -159,52 +223,107 @@ class ExGRPO(Algorithm):
             config.prompts_per_step - len(draws),
             exclude=[draw.prompt_id for draw in draws],
             is_retired=buffer.is_retired,
+            is_usable=self._training_prompts.is_usable,
         )
         return draws, fresh_ids
 
-    def _start_rollout(self, draws: list[Draw], fresh_ids: list[PromptId]) -> None:
+    def _start_rollout(
+        self, draws: list[Draw], fresh_ids: list[PromptId], sampling_round: int = 0
+    ) -> None:
         size = self.config.group_size
         self._rollout.start(
             [draw.prompt_id for draw in draws] + fresh_ids,
             [size - 1] * len(draws) + [size] * len(fresh_ids),
             temperature=self.config.temperature,
-            iteration=self.iteration,
-            weights_version=self._weights_version,
+            steps_done=self.iteration,
+            stream=2 * sampling_round,  # the odd ones are for evaluation
         )
 
-    def _choose_replayed(self, draws: list[Draw]) -> dict[PromptId, Completion]:
+    def _resample(self, groups: list[Group]) -> Resampled:
+        """Replaces fresh groups that teach nothing by new prompts, if asked to."""
+
+        def draw(count: int, exclude: Collection[PromptId]) -> list[PromptId]:
+            return self.prompt_cycle.draw(
+                count,
+                exclude=exclude,
+                is_retired=self.replay_buffer.is_retired,
+                is_usable=self._training_prompts.is_usable,
+            )
+
+        def sample(ids: list[PromptId], sampling_round: int) -> list[RolloutResult]:
+            self._start_rollout([], ids, sampling_round)
+            return self._rollout.collect()
+
+        cap = self.config.max_resampled_prompts
+        return resample(groups, cap, draw=draw, sample=sample)
+
+    def _choose_replayed(self, draws: list[Draw]) -> list[Choice]:
         """Chooses the stored completion of each drawn prompt (section 4.1)."""
         buffer = self.replay_buffer
         scores = None
         with self._timed("score"):
             if draws and buffer.needs_scores:
                 scores = self._score_candidates(draws)
-        chosen = buffer.choose(draws, scores) if draws else []
-        return {d.prompt_id: c for d, c in zip(draws, chosen, strict=True)}
+        return buffer.choose(draws, scores) if draws else []
 
     def _score_candidates(self, draws: list[Draw]) -> list[NDArray[np.float32]]:
-        rows = rows_from_candidates(
-            [
-                self._training_prompts.token_ids(draw.prompt_id)
-                for draw in draws
-                for _ in draw.candidates
-            ],
-            [candidate for draw in draws for candidate in draw.candidates],
-        )
-        entropy_B, nll_B = self.learner_group.score(rows)
-        wanted_B = entropy_B if self.replay_buffer.needs_scores == "entropy" else nll_B
+        """Scores the candidates that the current weights have not scored yet."""
+        pairs = [(d.prompt_id, candidate) for d in draws for candidate in d.candidates]
+        scores_B = np.concatenate([draw.scores for draw in draws])
+        unscored = np.flatnonzero(np.isnan(scores_B))
+        if len(unscored):
+            prompt_ids, candidates = zip(*(pairs[i] for i in unscored), strict=True)
+            prompts = [self._training_prompts.token_ids(i) for i in prompt_ids]
+            rows = rows_from_candidates(prompts, candidates)
+            entropy_B, nll_B = self.learner_group.score(rows)
+            wants_entropy = self.replay_buffer.needs_scores == "entropy"
+            scores_B[unscored] = entropy_B if wants_entropy else nll_B
         ends = np.cumsum([len(draw.candidates) for draw in draws])
-        return np.split(wanted_B, ends[:-1])
+        return np.split(scores_B, ends[:-1])
 
     def _update(self, groups: list[Group]) -> None:
         """Makes an optimiser update for each mini-batch of whole groups."""
         config = self.config
+        if config.engine_sleeps:  # until the new weights come
+            self.env_runner_group.local_env_runner.sampler.sleep()
+        mini_batches = self._mini_batches(groups)
+        if config.behavior_logp_source == "learner":
+            mini_batches = [self._rebase(rows) for rows in mini_batches]
         results = self.learner_group.train(
-            self._mini_batches(groups),
+            mini_batches,
             clip_eps=config.fresh_clip_range(replay_is_active=self.replay_is_active),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._num_steps_lifetime},
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self._check_rollout_logp_diff()
+
+    def _rebase(self, rows: Rows) -> Rows:
+        """Has the learners compute the log-probs of fresh rows, before any update."""
+        config = self.config
+        index = trained_rows(rows, config.skips_zero_advantages)
+        index = index[~rows.replayed_B[index]]
+        learner_logp = self.learner_group.token_logp(rows.take(index))
+        return rebase(rows, index, learner_logp, config.rollout_correction)
+
+    def _check_rollout_logp_diff(self) -> None:
+        """Warns, once in a run, if engine and learner disagree about fresh tokens."""
+        bound = self.config.max_rollout_logp_diff
+        diff = self.metrics.peek(
+            (LEARNER_RESULTS, DEFAULT_MODULE_ID, "rollout_logp_diff_mean")
+        )
+        exceeds = bound is not None and diff > bound
+        if not exceeds or self._has_warned_of_logp_diff:
+            return
+        self._has_warned_of_logp_diff = True
+        logger.warning(
+            "Engine and learner disagree by %.3g nats a fresh token, more than "
+            "`max_rollout_logp_diff`=%g. Importance ratios are biased by it. With "
+            "`model_dtype`='bfloat16' set `behavior_logp_source`='learner' and "
+            "`rollout_correction_cap`=2.0, or train in float32; in float32 look for "
+            "`engine_kwargs` that change the model (quantisation).",
+            diff,
+            bound,
+        )
 
     def _mini_batches(self, groups: list[Group]) -> list[Rows]:
         """Deals groups out at random, so that replayed ones spread over the updates."""
@@ -215,6 +334,7 @@ class ExGRPO(Algorithm):
         return [
             rows_from_groups(
                 [groups[i] for i in order[start : start + size]],
+                order[start : start + size],
                 normalize_by_std=config.normalize_advantages_by_std,
             )
             for start in range(0, len(groups), size)
@@ -230,11 +350,22 @@ class ExGRPO(Algorithm):
         self.replay_buffer.record(
             # Prompts retire from the first step on, whatever is collected.
             groups if collects else [g for g in groups if _all_correct(g, threshold)],
-            self.iteration,
+            self.iteration + 1,
         )
         rate = config.replay_start_pass_rate
         if config.replay_ratio > 0 and rate is not None:
             self.replay_is_active |= pass_rate(groups, threshold) > rate
+
+    def _write_audit(self, groups: list[Group], choices: list[Choice]) -> None:
+        """Writes down what was replayed, and why."""
+        if not choices:
+            return
+        rows = self.learner_group.replayed_rows()
+        sums = {groups[int(row[0])].prompt_id: row[1:] for row in rows}
+        threshold = self.config.success_threshold
+        correct = {g.prompt_id: int((g.rewards_G >= threshold).sum()) for g in groups}
+        rule = self.replay_buffer.completion_selection
+        self._audit.write(audit_table(self.iteration + 1, rule, choices, sums, correct))
 
     # --- weights
 
@@ -282,51 +413,52 @@ class ExGRPO(Algorithm):
             and config.evaluation_at_start
             else None
         )
+        self._is_in_step = True
         result = super().step()
+        self._is_in_step = False
         result[DONE] = self._is_solved
+        result[CHECKPOINT_SCORE] = self._checkpoint_score(result)
         if at_start is not None:
             result[EVALUATION_AT_START] = at_start
-        if at_start is not None or EVALUATION_RESULTS in result:
-            result[SAMPLES] = self._evaluation_samples
         return result
 
-    @override(Algorithm)
-    def evaluate(self, parallel_train_future: Any = None) -> dict[str, float]:
-        """Samples every evaluation prompt and returns pass@1 and more.
+    def _checkpoint_score(self, result: dict[str, Any]) -> float:
+        """Returns pass@1 of the set that chooses checkpoints, NaN if not evaluated.
 
-        Nothing of it enters training: no buffer, no prompt cycle, no counters.
+        Tune finds a score on the top level of a result only, and takes a checkpoint
+        without the key, but not one with NaN, for the best.
         """
-        config = self.config
-        prompts = self._open_evaluation_prompts().ids[: config.evaluation_max_prompts]
-        self._call_back("on_evaluate_start")
-        group = self._evaluation_group()
-        dispatcher = self._build_dispatcher(group)
-        greedy = self.evaluation_config.explore is False
-        dispatcher.start(
-            prompts,
-            [config.evaluation_samples_per_prompt] * len(prompts),
-            temperature=0.0 if greedy else config.evaluation_temperature,
-            iteration=self.iteration,
-            weights_version=self._weights_version,
-            evaluation=True,
+        evaluation, name = (
+            result.get(EVALUATION_RESULTS, {}),
+            self.config.best_checkpoint_set,
         )
-        groups = [group for r in dispatcher.collect() for group in r.groups]
-        self._evaluation_samples = sample_texts(groups, self._tokenizer)
-        metrics = evaluation_metrics(groups, success_threshold=config.success_threshold)
+        metrics = evaluation if name == UNNAMED else evaluation.get(name, {})
+        return float(metrics.get("pass_at_1", np.nan))
+
+    @override(Algorithm)
+    def evaluate(
+        self,
+        parallel_train_future: Any = None,
+        *,
+        sets: Mapping[str, EvaluationSet] | None = None,
+    ) -> dict[str, Any]:
+        """Samples every prompt of the evaluation sets and returns pass@1 and more.
+
+        Nothing of it enters training: no buffer, no prompt cycle, no counters. The
+        result of each question is in `evaluator.questions` and in the run's folder.
+
+        Args:
+            parallel_train_future: of RLlib, unused.
+            sets: what to evaluate; None means the sets of the config.
+        """
+        self._call_back("on_evaluate_start")
+        dispatcher = self._build_dispatcher(self._evaluation_group())
+        sets = self.config.build_evaluation_sets() if sets is None else sets
+        # RLlib counts the step, after which it evaluates, only once that is over.
+        steps_made = self.iteration + self._is_in_step
+        metrics = self.evaluator.run(sets, dispatcher, steps_made)
         self._call_back("on_evaluate_end", evaluation_metrics=metrics)
         return metrics
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        config = self.config
-        return load_tokenizer(
-            config.model_name_or_path, trust_remote_code=config.trust_remote_code
-        )
-
-    def _open_evaluation_prompts(self) -> PromptBook:
-        if self._evaluation_prompts is None:
-            self._evaluation_prompts = open_prompts(self.evaluation_config)
-        return self._evaluation_prompts
 
     def _evaluation_group(self) -> EnvRunnerGroup:
         """Returns the evaluation's own remote env runners, or else those of training.
@@ -365,9 +497,14 @@ class ExGRPO(Algorithm):
         key = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
         return int(self.metrics.peek(key, default=0))
 
-    def _log_step(self, groups: list[Group], results: list[RolloutResult]) -> None:
+    def _log_step(
+        self,
+        groups: list[Group],
+        rounds: list[list[RolloutResult]],
+        choices: list[Choice],
+    ) -> None:
         metrics = rollout_metrics(
-            groups, results, success_threshold=self.config.success_threshold
+            groups, rounds, success_threshold=self.config.success_threshold
         )
         self._log((ENV_RUNNER_RESULTS,), metrics)
         self._log(
@@ -386,11 +523,16 @@ class ExGRPO(Algorithm):
             (REPLAY_RESULTS,),
             {
                 "is_active": float(self.replay_is_active),
-                "num_prompts_replayed": float(
-                    sum(g.replayed is not None for g in groups)
-                ),
+                "num_prompts_replayed": float(len(choices)),
                 "num_passes": float(self.prompt_cycle.num_passes),
                 **self.replay_buffer.get_metrics(),
+                **replay_metrics(
+                    choices,
+                    self._training_prompts.tokenizer.batch_decode(
+                        [choice.completion.token_ids for choice in choices]
+                    ),
+                    self.replay_buffer.needs_scores,
+                ),
             },
         )
 
@@ -457,67 +599,43 @@ class ExGRPO(Algorithm):
             self.replay_is_active = own["replay_is_active"]
             self.prompt_cycle.set_state(own["prompt_cycle"])
             self._rollout = self._build_dispatcher(self.env_runner_group)
+            self._audit.forget_after(self.iteration)
         self._push_weights(self.env_runner_group)
 
     @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, its weights into the engines too.
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Returns what rebuilds this algorithm; its experience is in its own buffer."""
+        config = self.config.copy(copy_frozen=False)
+        knobs = dict(config.replay_buffer_config)
+        knobs.pop("warm_start", None)
+        config.replay_buffer_config = knobs
+        return (config.get_state(),), {}
 
-        Raises:
-            ValueError: if a whole checkpoint comes from another number of learners or
-                another ZeRO stage; its optimiser state is cut differently.
-        """
-        if not kwargs.get("component"):
-            self._refuse_other_shards(path, kwargs.get("filesystem"))
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restores a checkpoint, its weights into the engines too."""
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
 
-    def _refuse_other_shards(self, path: Any, filesystem: Any) -> None:
-        saved = _saved_config(path, filesystem)
-        for knob in ("num_learners", "zero_stage"):
-            own = getattr(self.config, knob)
-            if saved.get(knob, own) != own:
-                raise ValueError(
-                    f"The checkpoint {path} was written with `{knob}`={saved[knob]} "
-                    f"and this algorithm has `{knob}`={own}: the optimiser state "
-                    f"does not fit. Build it with `{knob}`={saved[knob]}, or "
-                    "restore the weights alone, from "
-                    "'CHECKPOINT/learner_group/learner/rl_module' with "
-                    "component='learner_group/learner/rl_module'."
-                )
 
-
-def _saved_config(path: Any, filesystem: Any) -> dict[str, Any]:
-    """Reads the config of a checkpoint; RLlib pickles it beside the state."""
-    if filesystem is None:
-        filesystem, path = FileSystem.from_uri(str(path))
-    file = Path(path) / Checkpointable.CLASS_AND_CTOR_ARGS_FILE_NAME
-    with filesystem.open_input_stream(file.as_posix()) as stream:
-        positional, _ = pickle.load(stream)["ctor_args_and_kwargs"]
-    return positional[0]
-
-
-def open_prompts(config: ExGRPOConfig) -> PromptBook:
-    """Opens the environment and tokenizer of a config and checks all prompts.
+def build_replay_buffer(
+    config: ExGRPOConfig, seed: int, prompts: PromptBook
+) -> ExGRPOReplayBuffer:
+    """Builds the replay buffer, with another run's experience if that is asked for.
 
     Raises:
-        ValueError: for an environment, model or prompt that cannot be used.
+        ValueError: if that experience does not fit this run.
     """
-    tokenizer = load_tokenizer(
-        config.model_name_or_path, trust_remote_code=config.trust_remote_code
-    )
-    return PromptBook(
-        open_environment(config),
-        config.build_prompt_formatter(tokenizer),
-        max_prompt_tokens=config.max_prompt_tokens,
-        long_prompts=config.long_prompts,
-    )
-
-
-def open_environment(config: ExGRPOConfig) -> Any:
-    """Creates the environment of a config."""
-    _, create_env = Algorithm._get_env_id_and_creator(config.env, config)
-    return create_env(EnvContext(config.env_config, worker_index=0))
+    metadata = {
+        "model": config.model_name_or_path,
+        "tokenizer": tokenizer_hash(prompts.tokenizer),
+        "environment": getattr(config.env, "__name__", str(config.env)),
+    }
+    buffer = config.build_replay_buffer(seed, metadata)
+    path = config.replay_buffer_config.get("warm_start")
+    if path is not None:
+        warm_start(buffer, find_buffer(path), prompts.ids)
+    return buffer
 
 
 def fresh_seed() -> int:

@@ -2,16 +2,28 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
-from numbers import Real
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from rllib_exgrpo.policy import TINY_MODEL, resolve_model
+from rllib_exgrpo.config_checks import setting_faults
+from rllib_exgrpo.evaluation.sets import (
+    UNNAMED,
+    EvaluationSet,
+    check_best_checkpoint_set,
+    named_sets,
+)
+from rllib_exgrpo.exgrpo_env import find_env
+from rllib_exgrpo.lora import build_lora_config
+from rllib_exgrpo.policy import TINY_MODEL, check_model_folder
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompt_format import PromptFormatter
+from rllib_exgrpo.replay.finding import find_buffer
+from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -25,13 +37,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What each preset changes of the defaults, which are the paper's."""
 
-_CHOICES = {
-    "loss_aggregation": ("completion_mean", "completion_sum"),
-    "retired_prompts": ("drop", "until_pass_ends", "keep"),
-    "prompt_format": ("auto", "chat", "plain"),
-    "long_prompts": ("error", "drop"),
-    "zero_stage": (None, 0, 1, 2, 3),
+_WITHOUT_EFFECT = {
+    "minibatch_size": "set `prompts_per_update`",
+    "num_epochs": "each completion is trained on once; set `prompts_per_update`",
+    "train_batch_size": "set `prompts_per_step`",
+    "train_batch_size_per_learner": "set `prompts_per_step`",
+    "gamma": "an episode has one step, so nothing is discounted",
+    "model": "set the language model with `language_model()`",
 }
+"""Settings of RLlib that this algorithm does not read, and what to do instead."""
+
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "max_grad_norm": "grad_clip",
+    "num_generations": "group_size",
+    "batch_size": "prompts_per_step",
+    "max_new_tokens": "max_completion_tokens",
+    "beta": "shaping_beta",
+    "rho": "replay_ratio",
+}
+"""What other trainers and the paper call some settings."""
 
 
 class ExGRPOConfig(AlgorithmConfig):
@@ -64,6 +89,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.prompts_per_update = 64
         self.group_size = 8  # [G; the paper's K]
         self.success_threshold = 1.0
+        self.max_resampled_prompts = 0
 
         # Replay.
         self.replay_ratio = 0.5  # [rho]
@@ -81,6 +107,14 @@ class ExGRPOConfig(AlgorithmConfig):
         self.entropy_coeff = 0.001
         self.normalize_advantages_by_std = False
         self.loss_aggregation = "completion_mean"
+        self.skip_zero_advantage_groups = False
+
+        # What differs between engine and learner.
+        self.behavior_logp_source = "engine"
+        self.rollout_correction_level = "token"
+        self.rollout_correction_cap: float | None = None
+        self.rollout_correction_range: tuple[float, float] | None = None
+        self.max_rollout_logp_diff: float | None = 0.05
 
         # Optimiser.
         self.lr = 1e-6
@@ -94,8 +128,11 @@ class ExGRPOConfig(AlgorithmConfig):
         self.model_name_or_path = TINY_MODEL
         self.model_dtype = "float32"
         self.attn_implementation = "sdpa"
+        self.use_liger_kernel = False
         self.gradient_checkpointing = False
         self.trust_remote_code = False
+        self.model_config_overrides: dict[str, Any] = {}
+        self.lora_config: dict[str, Any] | None = None
         self.prompt_format = "auto"
         self.plain_template = "{prompt}\n"
         self.system_prompt: str | None = None
@@ -104,12 +141,14 @@ class ExGRPOConfig(AlgorithmConfig):
         self.max_prompt_tokens = 1024
         self.max_completion_tokens = 8192
         self.long_prompts = "error"
+        self.special_token_text = "split"
 
         # Sampling engine.
         self.temperature = 1.0
         self.kv_cache_bytes = 2**28
         self.gpu_memory_utilization = 0.8
         self.tensor_parallel_size = 1
+        self.engine_sleeps = False
         self.engine_kwargs: dict[str, Any] = {}
 
         # Learners.
@@ -122,6 +161,9 @@ class ExGRPOConfig(AlgorithmConfig):
         self.evaluation_samples_per_prompt = 1
         self.evaluation_max_prompts: int | None = None
         self.evaluation_at_start = True
+        self.prompt_overlap = "warn"
+        self.evaluation_sets: dict[str, dict[str, Any]] = {}
+        self.best_checkpoint_set: str | None = None
 
         # RLlib's own settings, where its defaults do not suit text.
         self.env_runner_cls = ExGRPOEnvRunner
@@ -155,6 +197,7 @@ class ExGRPOConfig(AlgorithmConfig):
         prompts_per_update: int = NotProvided,
         group_size: int = NotProvided,
         success_threshold: float = NotProvided,
+        max_resampled_prompts: int = NotProvided,
         replay_ratio: float = NotProvided,
         replay_start_pass_rate: float | None = NotProvided,
         collect_before_start: bool = NotProvided,
@@ -168,6 +211,12 @@ class ExGRPOConfig(AlgorithmConfig):
         entropy_coeff: float = NotProvided,
         normalize_advantages_by_std: bool = NotProvided,
         loss_aggregation: str = NotProvided,
+        skip_zero_advantage_groups: bool = NotProvided,
+        behavior_logp_source: str = NotProvided,
+        rollout_correction_level: str = NotProvided,
+        rollout_correction_cap: float | None = NotProvided,
+        rollout_correction_range: tuple[float, float] | None = NotProvided,
+        max_rollout_logp_diff: float | None = NotProvided,
         adam_betas: tuple[float, float] = NotProvided,
         adam_eps: float = NotProvided,
         weight_decay: float = NotProvided,
@@ -182,6 +231,10 @@ class ExGRPOConfig(AlgorithmConfig):
                 update; must divide `prompts_per_step`.
             group_size: completions of each prompt (G; the paper's K), at least 2.
             success_threshold: smallest reward, in (0, 1], that counts as correct.
+            max_resampled_prompts: most prompts a step that are sampled in place of
+                fresh ones whose completions all have one reward (dynamic sampling). The
+                update then trains on more prompts that teach something; the replay
+                buffer and the metrics of the rollout see all of them. 0 turns it off.
             replay_ratio: share of the prompts that are replayed (rho), in [0, 1]; 0
                 turns replay off.
             replay_start_pass_rate: replay starts after the first step whose pass rate
@@ -192,8 +245,9 @@ class ExGRPOConfig(AlgorithmConfig):
                 they were solved, "keep" always does.
             replay_buffer_config: arguments of the replay buffer: `mu`, `sigma`,
                 `prompt_selection`, `completion_selection`, caps and ages (see
-                `ExGRPOReplayBuffer`); `type` names another class. Merged into the
-                present settings.
+                `ReplayKnobs`); `warm_start` names a run, checkpoint or saved buffer
+                whose experience this run starts with (docs/replay.md); `type` names
+                another class. Merged into the present settings.
             shaping_beta: beta of the shaping f(w) = w / (w + beta) of replayed tokens;
                 None turns shaping off.
             replay_importance_ratio: weigh replayed tokens by the importance ratio;
@@ -203,20 +257,41 @@ class ExGRPOConfig(AlgorithmConfig):
             clip_when_mixed: clip fresh tokens also once replay is active.
             entropy_coeff: weight of the entropy bonus.
             normalize_advantages_by_std: divide advantages by the group's deviation.
-            loss_aggregation: "completion_mean" or "completion_sum" over the
-                completions of a mini-batch; each completion counts the sum over its
-                tokens divided by `max_completion_tokens`.
+            loss_aggregation: "completion_mean" (the paper's) or "completion_sum" over
+                the completions of a mini-batch; each completion counts the sum over its
+                tokens divided by `max_completion_tokens`. "token_mean": over all tokens
+                of the mini-batch. "sequence_mean": over its completions, each counting
+                the mean over its tokens.
+            skip_zero_advantage_groups: leave completions with advantage 0 out of the
+                forward and backward pass. Their policy term is 0 anyway; what is
+                dropped is their part of the entropy bonus. Without a bonus
+                (`entropy_coeff` 0) they are always left out. The denominators count
+                them in any case.
+            behavior_logp_source: "engine" takes the log-probs of fresh tokens that vLLM
+                reported, "learner" has the learner compute them before the first
+                update (one more forward pass). Replayed tokens keep their stored ones.
+            rollout_correction_level: "token" or "sequence": what the next two compare
+                with their bounds, c = learner's over engine's probability of a fresh
+                token, or of its whole completion. They need "learner" as source.
+            rollout_correction_cap: weigh fresh tokens by min(c, cap), that is,
+                truncated importance sampling; None gives all weight 1.
+            rollout_correction_range: (low, high); fresh tokens or completions with c
+                outside are left out of the loss and its denominators; None keeps all.
+            max_rollout_logp_diff: warn once if `rollout_logp_diff_mean`, in nats a
+                token, exceeds it; None never does.
             adam_betas: of AdamW.
             adam_eps: of AdamW.
             weight_decay: of AdamW.
             skip_above_grad_norm: updates with a larger gradient norm (before clipping)
                 are skipped and counted; None skips only norms that are not finite.
-            kwargs: RLlib's own, such as `lr` and `grad_clip`.
+            kwargs: RLlib's own, such as `grad_clip` and `lr`: a number, or a schedule
+                over the completions sampled, see `rllib_exgrpo.schedules`.
         """
         given = _provided(locals())
         if "replay_buffer_config" in given:
             merged = {**self.replay_buffer_config, **given["replay_buffer_config"]}
             given["replay_buffer_config"] = merged
+        self._refuse_unknown(kwargs, AlgorithmConfig.training)
         super().training(**kwargs)
         return self._assign(given)
 
@@ -226,8 +301,11 @@ class ExGRPOConfig(AlgorithmConfig):
         *,
         model_dtype: str = NotProvided,
         attn_implementation: str = NotProvided,
+        use_liger_kernel: bool = NotProvided,
         gradient_checkpointing: bool = NotProvided,
         trust_remote_code: bool = NotProvided,
+        model_config_overrides: dict[str, Any] = NotProvided,
+        lora_config: dict[str, Any] | None = NotProvided,
         prompt_format: str = NotProvided,
         plain_template: str = NotProvided,
         system_prompt: str | None = NotProvided,
@@ -236,30 +314,47 @@ class ExGRPOConfig(AlgorithmConfig):
         max_prompt_tokens: int = NotProvided,
         max_completion_tokens: int = NotProvided,
         long_prompts: str = NotProvided,
+        special_token_text: str = NotProvided,
     ) -> Self:
         """Sets the language model and how prompts are put to it.
 
         Args:
             model_name_or_path: a Hugging Face causal language model: a folder, a hub
                 name, or "tiny-arithmetic", the embedded one.
-            model_dtype: of the weights, in the engine and in the learner: "float32" or
-                "bfloat16".
+            model_dtype: of weights and activations in the engine, and of activations
+                in the learner: "float32" or "bfloat16". What is trained is kept in
+                float32 either way.
             attn_implementation: of transformers: "sdpa", "eager",
                 "flash_attention_2", ...
+            use_liger_kernel: Liger's fused kernels in the layers of the learner's
+                model, on GPUs.
             gradient_checkpointing: recompute layers in the backward pass to save
                 memory.
             trust_remote_code: run code that comes with the model; off for safety.
+            model_config_overrides: values that replace those of the model's
+                config.json, in the engine and in the learner, for example
+                `{"max_position_embeddings": 16384}`.
+            lora_config: arguments of `peft.LoraConfig`, such as `{"r": 16,
+                "lora_alpha": 32, "target_modules": "all-linear"}`: train low-rank
+                adapters only. None trains all weights.
             prompt_format: "chat" uses the tokenizer's chat template, "plain" the
-                `plain_template`, "auto" the template where there is one.
+                `plain_template`, "auto" the template where there is one; "paper" is
+                the paper's prompt in the chat template, "paper_llama" its plain one.
             plain_template: text with the placeholder `{prompt}`.
-            system_prompt: replaces the system message of the problems.
+            system_prompt: replaces the system message of the problems, and that of
+                "paper".
             assistant_prefix: text each completion starts after, such as "<think>"; the
                 verifier reads it too.
             chat_template_kwargs: passed to the chat template.
             max_prompt_tokens: longest prompt, in tokens.
             max_completion_tokens: longest completion, in tokens; also the constant
                 that the loss of a completion is divided by.
-            long_prompts: what to do with longer prompts at start: "error" or "drop".
+            long_prompts: what to do with longer prompts: "error", "drop", or
+                "truncate_left", which keeps their last tokens. More than 20,000
+                prompts are checked partly at start and partly when drawn.
+            special_token_text: how to read the text of a special token inside a
+                message: "split" as ordinary text, "keep" as that token; "drop" leaves
+                such prompts out, "error" refuses them.
         """
         return self._assign(_provided(locals()))
 
@@ -270,6 +365,7 @@ class ExGRPOConfig(AlgorithmConfig):
         kv_cache_bytes: int = NotProvided,
         gpu_memory_utilization: float = NotProvided,
         tensor_parallel_size: int = NotProvided,
+        engine_sleeps: bool = NotProvided,
         engine_kwargs: dict[str, Any] = NotProvided,
     ) -> Self:
         """Sets the vLLM engine that each env runner hosts.
@@ -280,7 +376,10 @@ class ExGRPOConfig(AlgorithmConfig):
             kv_cache_bytes: key-value cache of an engine on a CPU.
             gpu_memory_utilization: share of the GPU's memory for an engine on a GPU.
             tensor_parallel_size: GPUs of one engine.
-            engine_kwargs: further arguments of `vllm.LLM`; they win.
+            engine_sleeps: give the engine's memory to the learner during an update, for
+                an engine and a learner in one process on one GPU.
+            engine_kwargs: further arguments of `vllm.LLM`; they win. Those that other
+                knobs set, or that change what a log-prob means, are refused.
         """
         return self._assign(_provided(locals()))
 
@@ -298,11 +397,14 @@ class ExGRPOConfig(AlgorithmConfig):
         Args:
             zero_stage: DeepSpeed's ZeRO stage, 0 to 3. None, for at most one learner,
                 trains with plain PyTorch.
-            deepspeed_config: further DeepSpeed settings.
+            deepspeed_config: further DeepSpeed settings, such as
+                `{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}`.
+                Those that knobs decide are refused.
             max_tokens_per_micro_batch: token budget of one forward and backward pass,
                 padding included; it changes speed and memory, not the update.
             kwargs: RLlib's own, such as `num_learners` and `num_gpus_per_learner`.
         """
+        self._refuse_unknown(kwargs, AlgorithmConfig.learners)
         super().learners(**kwargs)
         given = _provided(locals())
         return self._assign(given)
@@ -315,13 +417,17 @@ class ExGRPOConfig(AlgorithmConfig):
         evaluation_samples_per_prompt: int = NotProvided,
         evaluation_max_prompts: int | None = NotProvided,
         evaluation_at_start: bool = NotProvided,
+        prompt_overlap: str = NotProvided,
+        evaluation_sets: dict[str, dict[str, Any]] = NotProvided,
+        best_checkpoint_set: str | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets the evaluation on held-out problems.
 
         The problems are those of the environment with the overrides in
         `evaluation_config`, for example `{"env_config": {"split": "heldout"}}`. Each
-        is sampled the same number of times by the training engines.
+        is sampled the same number of times by the training engines. Several sets of
+        problems are described in `evaluation_sets`.
 
         Args:
             evaluation_temperature: of sampling; 0 is greedy.
@@ -330,10 +436,44 @@ class ExGRPOConfig(AlgorithmConfig):
                 takes all.
             evaluation_at_start: evaluate before the first step too, if
                 `evaluation_interval` is set; reported as `evaluation_at_start`.
+            prompt_overlap: what to do with evaluation questions that are training
+                questions too: "warn", "error" or "ignore".
+            evaluation_sets: name to a dict of `env`, `env_config`, `samples`,
+                `temperature`, `max_prompts` and `role` ("validation" or "test"); what
+                it leaves out is as in training, or as given above. Its metrics are
+                under `evaluation/NAME`. The unnamed set is then evaluated only if there
+                is an `evaluation_config`.
+            best_checkpoint_set: the set whose pass@1 chooses the checkpoint that
+                `rllib train` keeps beside the last one; "evaluation" is the unnamed
+                one. A test set is refused. None keeps checkpoints by age.
             kwargs: RLlib's own, such as `evaluation_interval`.
         """
+        self._refuse_unknown(kwargs, AlgorithmConfig.evaluation)
         super().evaluation(**kwargs)
         return self._assign(_provided(locals()))
+
+    def build_evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """Builds what an evaluation samples, by name, the unnamed set first.
+
+        Raises:
+            ValueError: for a set that cannot be used.
+        """
+        evaluation = self.get_evaluation_config_object()
+        unnamed = EvaluationSet(
+            name=UNNAMED,
+            env=evaluation.env,
+            env_config=evaluation.env_config,
+            samples=self.evaluation_samples_per_prompt,
+            temperature=0.0
+            if evaluation.explore is False
+            else self.evaluation_temperature,
+            max_prompts=self.evaluation_max_prompts,
+        )
+        training = replace(unnamed, env=self.env, env_config=self.env_config)
+        named = named_sets(self.evaluation_sets, training)
+        if named and not self.evaluation_config:
+            return named
+        return {UNNAMED: unnamed, **named}
 
     def _assign(self, values: Mapping[str, Any]) -> Self:
         for name, value in values.items():
@@ -345,120 +485,42 @@ class ExGRPOConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         """Checks all values; messages name the knob, its value and the remedy."""
-        self._validate_choices()
-        self._validate_sizes()
-        self._validate_numbers()
-        self._validate_ranges()
-        self._validate_learners()
-        resolve_model(self.model_name_or_path)
+        for fault in setting_faults(self):
+            self._reject(fault.knob, fault.remedy)
+        self._refuse_settings_without_effect()
+        if not self.in_evaluation:
+            sets = self.build_evaluation_sets()
+            check_best_checkpoint_set(self.best_checkpoint_set, sets)
+            if self.best_checkpoint_set and not self.evaluation_interval:
+                self._reject("best_checkpoint_set", "set `evaluation_interval` too")
+        check_model_folder(self.model_name_or_path)
+        if self.lora_config is not None:
+            build_lora_config(self.lora_config)
+        if self.env is not None:
+            find_env(self.env)
         self.build_replay_buffer()
+        self._resolve_warm_start()
         super().validate()
 
-    def _validate_choices(self) -> None:
-        for knob, choices in _CHOICES.items():
-            value = getattr(self, knob)
-            if value not in choices:
-                self._reject(knob, f"take one of {', '.join(map(repr, choices))}")
-
-    def _validate_sizes(self) -> None:
-        for knob in (
-            "prompts_per_step",
-            "prompts_per_update",
-            "group_size",
-            "max_prompt_tokens",
-            "max_completion_tokens",
-            "evaluation_samples_per_prompt",
-        ):
-            value = getattr(self, knob)
-            if not isinstance(value, int) or value < 1:
-                self._reject(knob, "give a whole number of at least 1")
-        if self.group_size < 2:
-            self._reject(
-                "group_size",
-                "advantages compare the completions of one prompt, so a group needs at "
-                "least 2; the paper uses 8",
-            )
-        step, update = self.prompts_per_step, self.prompts_per_update
-        if step % update:
-            low = step // update * update
-            fits = " or ".join(str(n) for n in (low, low + update) if n)
-            self._reject(
-                "prompts_per_step",
-                f"it must be a multiple of `prompts_per_update`={update} (both count "
-                f"prompts): {fits} would do",
-            )
-
-    def _validate_numbers(self) -> None:
-        for knob in (
-            "replay_ratio",
-            "replay_start_pass_rate",
-            "success_threshold",
-            "shaping_beta",
-            "clip_eps",
-            "clip_eps_high",
-            "entropy_coeff",
-            "adam_eps",
-            "weight_decay",
-            "grad_clip",
-            "skip_above_grad_norm",
-            "temperature",
-            "evaluation_temperature",
-        ):
-            value = getattr(self, knob)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if value is not None and not is_number:
-                self._reject(knob, "give a number, without quotes")
-        if isinstance(self.lr, str):
-            self._reject("lr", "give a number (in YAML: 1.0e-5), or RLlib's schedule")
-        if isinstance(self.lr, Real) and not self.lr > 0:
-            self._reject("lr", "give a learning rate above 0")
-
-    def _validate_ranges(self) -> None:
-        positive = {
-            "temperature": self.temperature,
-            "shaping_beta": self.shaping_beta,
-            "clip_eps": self.clip_eps,
-            "clip_eps_high": self.clip_eps_high,
-            "skip_above_grad_norm": self.skip_above_grad_norm,
-        }
-        for knob, value in positive.items():
-            if value is not None and not value > 0:
-                hint = "" if knob == "temperature" else ", or None to turn it off"
-                self._reject(knob, f"give a number above 0{hint}")
-        if not 0 <= self.replay_ratio <= 1:
-            self._reject(
-                "replay_ratio",
-                "it is a share of the prompts of a step: give a number from 0 (no "
-                "replay) to 1; the paper uses 0.5",
-            )
-        rate = self.replay_start_pass_rate
-        if rate is not None and not 0 <= rate < 1:
-            self._reject(
-                "replay_start_pass_rate",
-                "give a pass rate from 0 up to but not including 1, or None to start "
-                "at once",
-            )
-        if not 0 < self.success_threshold <= 1:
-            self._reject("success_threshold", "give a reward above 0 and at most 1")
-        if self.evaluation_temperature < 0:
-            self._reject("evaluation_temperature", "give 0 (greedy) or more")
-        if "{prompt}" not in self.plain_template:
-            self._reject("plain_template", "it needs the placeholder {prompt}")
-
-    def _validate_learners(self) -> None:
-        if self.zero_stage is None and self.num_learners > 1:
-            self._reject(
-                "zero_stage",
-                f"`num_learners`={self.num_learners} share one model through "
-                "DeepSpeed: give a ZeRO stage from 0 (whole copies) to 3 (everything "
-                "sharded)",
-            )
-        budget = self.max_tokens_per_micro_batch
-        if budget is not None and budget < 1:
-            self._reject("max_tokens_per_micro_batch", "give at least 1, or None")
+    def _resolve_warm_start(self) -> None:
+        """Names the buffer itself: Tune's workers change their working directory."""
+        path = self.replay_buffer_config.get("warm_start")
+        if path is not None:
+            folder = find_buffer(path)
+            if folder.is_local:
+                own = {**self.replay_buffer_config, "warm_start": folder.path}
+                self.replay_buffer_config = own
 
     def _reject(self, knob: str, remedy: str) -> None:
         self._value_error(f"`{knob}` is {getattr(self, knob)!r}: {remedy}.")
+
+    def _refuse_settings_without_effect(self) -> None:
+        rllib = vars(AlgorithmConfig())
+        for knob, remedy in _WITHOUT_EFFECT.items():
+            # One is a property, which derives a value where none is set.
+            attribute = knob if knob in rllib else f"_{knob}"
+            if vars(self)[attribute] != rllib[attribute]:
+                self._reject(knob, f"it has no effect on ExGRPO; {remedy}")
 
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
@@ -476,15 +538,32 @@ class ExGRPOConfig(AlgorithmConfig):
             is_method = inspect.isfunction(getattr(type(self), name, None))
             is_setting = hasattr(self, name) and not is_method
             if not (is_tunes_own or name in special or is_setting):
-                near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
-                hint = f"did you mean `{near[0]}`?" if near else "see the README."
-                raise ValueError(f"`{key}` is not a setting of ExGRPO; {hint}")
+                self._refuse_name(key)
         return super().update_from_dict(settings)
+
+    def _refuse_unknown(self, names: Iterable[str], setter: Any) -> None:
+        """Refuses keyword arguments that RLlib's setter does not have."""
+        known = inspect.signature(setter).parameters
+        for name in names:
+            if name not in known:
+                self._refuse_name(name)
+
+    def _refuse_name(self, name: str) -> None:
+        near = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.5)
+        right = _OTHER_NAMES.get(name) or (near[0] if near else None)
+        hint = f"did you mean `{right}`?" if right else "see the README."
+        raise ValueError(f"`{name}` is not a setting of ExGRPO; {hint}")
 
     # --- what RLlib and the stations read
 
-    def build_replay_buffer(self, seed: int | None = None) -> Any:
-        """Builds the replay buffer that `replay_buffer_config` describes.
+    def build_replay_buffer(
+        self, seed: int | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Any:
+        """Builds the empty replay buffer that `replay_buffer_config` describes.
+
+        Args:
+            seed: of its random generator.
+            metadata: saved with it; what the settings give wins.
 
         Raises:
             ValueError: for a knob it does not have, or a value out of range.
@@ -493,7 +572,8 @@ class ExGRPOConfig(AlgorithmConfig):
 
         knobs = dict(self.replay_buffer_config)
         buffer_class = knobs.pop("type", ExGRPOReplayBuffer)
-        known = inspect.signature(ExGRPOReplayBuffer).parameters
+        knobs.pop("warm_start", None)
+        known = [*inspect.signature(ExGRPOReplayBuffer).parameters, "warm_start"]
         for name in knobs:
             if buffer_class is ExGRPOReplayBuffer and name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -507,6 +587,7 @@ class ExGRPOConfig(AlgorithmConfig):
                 "success_threshold": self.success_threshold,
                 "seed": seed,
                 **knobs,
+                "metadata": {**(metadata or {}), **knobs.get("metadata", {})},
             }
         )
 
@@ -550,6 +631,8 @@ class ExGRPOConfig(AlgorithmConfig):
             "attn_implementation": self.attn_implementation,
             "trust_remote_code": self.trust_remote_code,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "config_overrides": self.model_config_overrides,
+            "lora_config": self.lora_config,
             "temperature": self.temperature,
         }
 
@@ -562,6 +645,24 @@ class ExGRPOConfig(AlgorithmConfig):
             system_prompt=self.system_prompt,
             assistant_prefix=self.assistant_prefix,
             chat_template_kwargs=self.chat_template_kwargs,
+            max_tokens=(
+                self.max_prompt_tokens if self.long_prompts == "truncate_left" else None
+            ),
+            split_special_tokens=self.special_token_text != "keep",
+        )
+
+    def build_prompt_book(self, env: Any, tokenizer: Any) -> PromptBook:
+        """Builds the prompts of an environment and checks them.
+
+        Raises:
+            ValueError: for prompts that cannot be used.
+        """
+        return PromptBook(
+            env,
+            self.build_prompt_formatter(tokenizer),
+            max_prompt_tokens=self.max_prompt_tokens,
+            long_prompts=self.long_prompts,
+            special_token_text=self.special_token_text,
         )
 
     def resolved_engine_kwargs(self) -> dict[str, Any]:
@@ -570,6 +671,7 @@ class ExGRPOConfig(AlgorithmConfig):
             sized = {
                 "gpu_memory_utilization": self.gpu_memory_utilization,
                 "tensor_parallel_size": self.tensor_parallel_size,
+                "enable_sleep_mode": self.engine_sleeps,
             }
         else:
             # Compiling takes longer than it saves on models that suit a CPU.
@@ -584,6 +686,20 @@ class ExGRPOConfig(AlgorithmConfig):
         """Most prompts replayed in a step: rho P, rounded down."""
         # 0.29 * 100 is 28.999999999999996 in floating point.
         return int(self.replay_ratio * self.prompts_per_step + 1e-9)
+
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether completions with advantage 0 need no pass of the learner."""
+        return self.skip_zero_advantage_groups or self.entropy_coeff == 0
+
+    @property
+    def rollout_correction(self) -> RolloutCorrection:
+        """What is done about differences between engine and learner."""
+        return RolloutCorrection(
+            level=self.rollout_correction_level,
+            cap=self.rollout_correction_cap,
+            keep_range=self.rollout_correction_range,
+        )
 
     def fresh_clip_range(
         self, *, replay_is_active: bool

@@ -2,14 +2,12 @@
 
 import time
 import traceback
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
-from typing import Any
+from itertools import chain, islice, repeat
+from typing import Any, TypeVar
 
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
@@ -27,17 +25,21 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_exgrpo import text_env
+from rllib_exgrpo.evaluation.sets import EvaluationSet
+from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
 from rllib_exgrpo.policy import load_tokenizer
+from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompts import PromptCycle
 from rllib_exgrpo.records import (
     Completion,
     Group,
-    PromptId,
     RolloutRequest,
     RolloutResult,
 )
-from rllib_exgrpo.sampler import Sample, VLLMSampler
+from rllib_exgrpo.sampler import Sample, VLLMSampler, check_log_probs
+
+T = TypeVar("T")
 
 
 class ExGRPOEnvRunner(EnvRunner, Checkpointable):
@@ -56,7 +58,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         self._weights_version = 0
         self._pending_weights: dict[str, Any] | None = None
         self._num_sample_calls = 0
-        self._evaluation_env: Any = None
+        self._evaluation_envs: dict[str, Any] = {}
         self.make_env()
         if self.hosts_engine and not self.config.in_evaluation:
             self.sampler  # noqa: B018 (starts the engine while the others start theirs)
@@ -90,6 +92,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             max_prompt_tokens=config.max_prompt_tokens,
             max_completion_tokens=config.max_completion_tokens,
             trust_remote_code=config.trust_remote_code,
+            config_overrides=config.model_config_overrides,
             engine_kwargs=config.resolved_engine_kwargs(),
         )
 
@@ -111,7 +114,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             )
 
     def _rollout(self, request: RolloutRequest) -> RolloutResult:
-        env = self.evaluation_env if request.evaluation else self.env
+        env = self._env_of(request.evaluation_set)
         prompts = [text_env.read_prompt(env, i) for i in request.prompt_ids]
         token_ids = [self.formatter.token_ids(messages) for messages, _ in prompts]
         self._load_pending_weights()
@@ -123,46 +126,58 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             temperature=request.temperature,
             seed=request.seed,
         )
+        check_log_probs(samples_PG, request.prompt_ids, request.iteration)
         generated = time.perf_counter()
-        judgements = self._judge(env, request.prompt_ids, samples_PG)
+        judged_PG, answers_PG = self._judge(env, request, samples_PG)
         verified = time.perf_counter()
 
-        rewards = iter(judgements)
         groups = [
             Group(
                 prompt_id=prompt_id,
                 prompt_token_ids=ids,
                 completions=[
-                    self._completion(s, next(rewards).reward, request.iteration)
-                    for s in samples_G
+                    self._completion(sample, judgement.reward, request.iteration)
+                    for sample, judgement in zip(samples_G, judged_G, strict=True)
                 ],
                 source=source,
+                reasons=[judgement.reason for judgement in judged_G],
+                answers=answers_G,
             )
-            for prompt_id, ids, (_, source), samples_G in zip(
-                request.prompt_ids, token_ids, prompts, samples_PG, strict=True
+            for prompt_id, ids, (_, source), samples_G, judged_G, answers_G in zip(
+                request.prompt_ids,
+                token_ids,
+                prompts,
+                samples_PG,
+                judged_PG,
+                answers_PG,
+                strict=True,
             )
         ]
         return RolloutResult(
             groups=groups,
             weights_version=self._weights_version,
-            reasons=dict(Counter(j.reason for j in judgements)),
             seconds={"generate": generated - started, "verify": verified - generated},
         )
 
     def _judge(
-        self, env: Any, prompt_ids: list[PromptId], samples_PG: list[list[Sample]]
-    ) -> list[text_env.Judgement]:
+        self, env: Any, request: RolloutRequest, samples_PG: list[list[Sample]]
+    ) -> tuple[list[list[text_env.Judgement]], Sequence[list[str | None] | None]]:
+        """Returns the judgements and, of an evaluation, the answers of each group."""
         texts = self.tokenizer.batch_decode(
             [s.token_ids for samples_G in samples_PG for s in samples_G],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        prefix = self.config.assistant_prefix
-        ids = [
-            i for i, samples_G in zip(prompt_ids, samples_PG, strict=True)
-            for _ in samples_G
-        ]  # fmt: skip
-        return text_env.judge(env, [prefix + text for text in texts], ids)
+        texts = [self.formatter.assistant_prefix + text for text in texts]
+        counts = request.counts
+        ids = chain.from_iterable(map(repeat, request.prompt_ids, counts))
+        judged_PG = _split(text_env.judge(env, texts, list(ids)), counts)
+        answers = None
+        if request.evaluation_set is not None:
+            answers = text_env.answer_keys(env, texts)
+        if answers is None:
+            return judged_PG, [None] * len(counts)
+        return judged_PG, _split(answers, counts)
 
     def _completion(self, sample: Sample, reward: float, iteration: int) -> Completion:
         return Completion(
@@ -201,7 +216,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         num_prompts = -(-count // group_size)
         self._num_sample_calls += 1
         request = RolloutRequest(
-            prompt_ids=self._cycle.draw(num_prompts),
+            prompt_ids=self._cycle.draw(num_prompts, is_usable=self._book.is_usable),
             counts=[group_size] * num_prompts,
             temperature=self.config.temperature if explore else 0.0,
             seed=(self._seed or 0) + self._num_sample_calls,
@@ -216,7 +231,11 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
 
     @cached_property
     def _cycle(self) -> PromptCycle:
-        return PromptCycle(text_env.prompt_ids(self.env), seed=self._seed)
+        return PromptCycle(self._book.ids, seed=self._seed)
+
+    @cached_property
+    def _book(self) -> PromptBook:
+        return self.config.build_prompt_book(self.env, self.tokenizer)
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
@@ -242,20 +261,25 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         """Creates the environment anew."""
         if self.env is not None:
             self.env.close()
-        self.env = self._create_env(self._env_creator, self.config)
+        self.env = self._create_env(self._env_creator, self.config.env_config)
 
-    @property
-    def evaluation_env(self) -> Any:
-        """The environment of the evaluation config, created when first needed."""
-        if self._evaluation_env is None:
-            config = self.config.get_evaluation_config_object()
-            _, creator = Algorithm._get_env_id_and_creator(config.env, config)
-            self._evaluation_env = self._create_env(creator, config)
-        return self._evaluation_env
+    def _env_of(self, evaluation_set: EvaluationSet | None) -> Any:
+        """Returns the environment of an evaluation set, made when first needed."""
+        if evaluation_set is None:
+            return self.env
+        name, env = evaluation_set.name, evaluation_set.env
+        if name not in self._evaluation_envs:
+            # A name may be registered in the driver's process alone.
+            is_same = env == self.config.env
+            self._evaluation_envs[name] = self._create_env(
+                self._env_creator if is_same else find_env(env),
+                evaluation_set.env_config,
+            )
+        return self._evaluation_envs[name]
 
-    def _create_env(self, creator: Any, config: Any) -> Any:
+    def _create_env(self, creator: Any, env_config: Mapping[str, Any]) -> Any:
         context = EnvContext(
-            config.env_config,
+            env_config,
             worker_index=self.worker_index or 0,
             num_workers=self.num_workers,
         )
@@ -319,6 +343,11 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         if "sampler" in vars(self):
             self.sampler.close()
             del self.sampler
-        for env in (self.env, self._evaluation_env):
-            if env is not None:
-                env.close()
+        for env in (self.env, *self._evaluation_envs.values()):
+            env.close()
+
+
+def _split(items: Iterable[T], counts: Sequence[int]) -> list[list[T]]:
+    """Cuts a sequence into consecutive parts of given lengths."""
+    rest = iter(items)
+    return [list(islice(rest, count)) for count in counts]

@@ -15,26 +15,30 @@ def episodes_from_group(group: Group, tokenizer: Any) -> list[SingleAgentEpisode
     token ids and log-probs are in `extra_model_outputs`.
     """
     prompt = tokenizer.decode(group.prompt_token_ids)
-    return [_episode(group, prompt, c, tokenizer) for c in group.completions]
+    texts = tokenizer.batch_decode(
+        [c.token_ids for c in group.completions], skip_special_tokens=True
+    )
+    return [
+        _episode(group, prompt, completion, text)
+        for completion, text in zip(group.completions, texts, strict=True)
+    ]
 
 
 def _episode(
-    group: Group, prompt: str, completion: Completion, tokenizer: Any
+    group: Group, prompt: str, completion: Completion, text: str
 ) -> SingleAgentEpisode:
-    episode = SingleAgentEpisode()
     info = {"prompt_id": group.prompt_id, "source": group.source}
-    episode.add_env_reset(prompt, infos=info)
-    episode.add_env_step(
-        observation="",
-        action=tokenizer.decode(completion.token_ids, skip_special_tokens=True),
-        reward=completion.reward,
-        infos={**info, "truncated": completion.truncated},
+    return SingleAgentEpisode(
+        observations=[prompt, ""],
+        actions=[text],
+        rewards=[completion.reward],
+        infos=[info, {**info, "truncated": completion.truncated}],
         terminated=True,
         extra_model_outputs={
-            "prompt_token_ids": group.prompt_token_ids,
-            "token_ids": completion.token_ids,
-            Columns.ACTION_LOGP: completion.behavior_logp,
-            "weights_seq_no": completion.weights_version,
+            "prompt_token_ids": [group.prompt_token_ids],
+            "token_ids": [completion.token_ids],
+            Columns.ACTION_LOGP: [completion.behavior_logp],
+            "weights_seq_no": [completion.weights_version],
         },
+        len_lookback_buffer=0,  # else the step would count as the past
     )
-    return episode

@@ -1,28 +1,23 @@
 """The learner: scores completions, applies the mixed-policy loss, steps the engine."""
 
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from ray.rllib.core import (
-    COMPONENT_OPTIMIZER,
-    COMPONENT_RL_MODULE,
-    DEFAULT_MODULE_ID,
-)
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 
-from rllib_exgrpo.batching import MiniBatch, PaddedRows, Rows, pad
+from rllib_exgrpo.batching import MiniBatch, Rows, pad
 from rllib_exgrpo.exgrpo_rl_module import ExGRPORLModule
-from rllib_exgrpo.loss_metrics import UpdateTotals, summarize, token_totals
-from rllib_exgrpo.losses import entropy_loss, mixed_policy_loss
+from rllib_exgrpo.loss_metrics import UpdateTotals, summarize
+from rllib_exgrpo.objective import Objective, accumulate_gradients, score_tokens
 from rllib_exgrpo.policy import TokenScores
 from rllib_exgrpo.training_engine import TorchEngine, TrainingEngine, UpdateRules
 
@@ -38,6 +33,7 @@ class ExGRPOLearner(TorchLearner):
 
     engine: TrainingEngine
     _weights_seq_no: int
+    _replayed_rows: NDArray[np.float64]
 
     @property
     def lm_module(self) -> ExGRPORLModule:
@@ -50,8 +46,10 @@ class ExGRPOLearner(TorchLearner):
     ) -> None:
         """Builds the training engine around the module."""
         module = self.lm_module
+        if config.use_liger_kernel:  # the module is on its GPU already
+            module.policy.use_liger_kernel()
         self.engine = self._build_engine(module, config)
-        module.gathered = self.engine.gathered
+        module.engine = self.engine
         self.register_optimizer(
             module_id=module_id,
             optimizer=self.engine.optimizer,
@@ -67,19 +65,22 @@ class ExGRPOLearner(TorchLearner):
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
         )
-        # The schedule's first value; RLlib moves it from there.
-        lr = config.lr if isinstance(config.lr, float) else config.lr[0][1]
+        # `update` sets it from the schedule, as it does for a constant.
+        common = {
+            "lr": 0.0,
+            "rules": rules,
+            "dtype": getattr(torch, config.model_dtype),
+        }
         if config.zero_stage is None:
-            return TorchEngine(module.policy, lr=lr, rules=rules)
+            return TorchEngine(module.policy, **common)
         from rllib_exgrpo.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(
             module.policy,
-            lr=lr,
-            rules=rules,
             zero_stage=config.zero_stage,
             deepspeed_config=config.deepspeed_config,
             device=self._device,
+            **common,
         )
 
     @override(TorchLearner)
@@ -114,44 +115,90 @@ class ExGRPOLearner(TorchLearner):
             RLlib's reduced metrics; their values hold over all learners.
         """
         mini_batches = cast(Sequence[MiniBatch], training_data.batch)
+        learning_rate = self._set_learning_rate(timesteps or {})
+        objective = self._build_objective(clip_eps)
+        self._replayed_rows = np.zeros((0, 4))
         totals, results = [], []
         for mini_batch in mini_batches:
-            totals.append(self._accumulate_gradients(mini_batch, clip_eps))
+            totals.append(self._accumulate_gradients(mini_batch, objective))
             results.append(self.engine.step())
         self._weights_seq_no += 1
 
-        norms = [result.grad_norm for result in results]
+        rules, norms = self.engine.optimizer.rules, [r.grad_norm for r in results]
         metrics = {
             **self._token_metrics(totals),
+            "num_completions_skipped": float(sum(m.num_skipped for m in mini_batches)),
             "grad_norm": float(np.mean(norms)),
             "grad_norm_max": float(np.max(norms)),
+            "grad_clip_fraction": float(np.mean([rules.clips(norm) for norm in norms])),
             "num_skipped_updates": float(sum(not r.applied for r in results)),
+            "learning_rate": learning_rate,
         }
         for name, value in metrics.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), value, window=1)
         self.after_gradient_based_update(timesteps=timesteps or {})
         return self.metrics.reduce()
 
+    def _set_learning_rate(self, timesteps: dict[str, Any]) -> float:
+        """Takes the learning rate of this step from the schedule.
+
+        RLlib does so after a step, which after a restore leaves the first step with
+        the rate that the optimiser was built with.
+        """
+        optimizer = self.engine.optimizer
+        rate = self._optimizer_lr_schedules[optimizer].update(
+            timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
+        )
+        self._set_optimizer_lr(optimizer, rate)
+        return float(rate)
+
+    def _build_objective(self, clip_eps: ClipRange) -> Objective:
+        config = self.config
+        return Objective(
+            clip_eps=clip_eps,
+            shaping_beta=config.shaping_beta,
+            replay_importance_ratio=config.replay_importance_ratio,
+            entropy_coeff=config.entropy_coeff,
+            aggregation=config.loss_aggregation,
+            max_completion_tokens=config.max_completion_tokens,
+        )
+
     def _accumulate_gradients(
-        self, mini_batch: MiniBatch, clip_eps: ClipRange
+        self, mini_batch: MiniBatch, objective: Objective
     ) -> UpdateTotals:
         self._update_totals = UpdateTotals()
-        for index, rows in enumerate(mini_batch.micro_batches):
-            batch = pad(rows).to(self._device)
-            loss = self.compute_loss_for_module(
+        accumulate_gradients(
+            self.engine,
+            mini_batch,
+            lambda rows, scores: self.compute_loss_for_module(
                 module_id=DEFAULT_MODULE_ID,
                 config=self.config,
                 batch={
-                    "rows": batch,
-                    "clip_eps": clip_eps,
-                    "loss_denominator": self._loss_denominator(mini_batch),
-                    "num_tokens": mini_batch.num_tokens,
+                    "rows": rows,
+                    "mini_batch": mini_batch,
+                    "objective": objective,
                 },
-                fwd_out=self._score_tokens(batch)._asdict(),
-            )
-            is_last = index == len(mini_batch.micro_batches) - 1
-            self.engine.backward(loss, is_last=is_last)
+                fwd_out=scores._asdict(),
+            ),
+            self._device,
+        )
+        self._note_replayed_rows(mini_batch)
         return self._update_totals
+
+    def _note_replayed_rows(self, mini_batch: MiniBatch) -> None:
+        groups = [rows.group_B[rows.replayed_B] for rows in mini_batch.micro_batches]
+        sums = self._update_totals.replayed_rows
+        noted = np.column_stack([np.concatenate(groups), sums])
+        self._replayed_rows = np.concatenate([self._replayed_rows, noted])
+
+    def replayed_rows(self) -> NDArray[np.float64]:
+        """Returns what the last `update` saw of its replayed rows.
+
+        Returns:
+            (R, 4), for each of this learner's replayed rows: number of its group,
+            counted tokens, sum of their importance ratios, how many are saturated.
+        """
+        return self._replayed_rows
 
     @override(TorchLearner)
     def compute_loss_for_module(
@@ -167,58 +214,18 @@ class ExGRPOLearner(TorchLearner):
         Args:
             module_id: of the only module.
             config: of this learner.
-            batch: "rows" (`PaddedRows`), "clip_eps", and the global denominators
-                "loss_denominator" and "num_tokens".
+            batch: "rows" (`PaddedRows`), "mini_batch" with the global counts, and the
+                "objective".
             fwd_out: (B, T) "logp" and "entropy" of the completion tokens.
 
         Returns:
             Scalar; summed over micro-batches and learners it is the loss.
         """
-        rows: PaddedRows = batch["rows"]
-        current_logp, entropy = fwd_out["logp"], fwd_out["entropy"]
-        behavior_logp = rows.behavior_logp
-        if not config.replay_importance_ratio:
-            # The ratio of a replayed token is then its probability, as if the policy
-            # that sampled it had been certain.
-            behavior_logp = behavior_logp.masked_fill(rows.replay_mask[:, None], 0.0)
-        output = mixed_policy_loss(
-            current_logp,
-            behavior_logp,
-            rows.advantages,
-            rows.loss_mask,
-            rows.replay_mask,
-            clip_eps=batch["clip_eps"],
-            shaping_beta=config.shaping_beta,
-            denominator=batch["loss_denominator"],
+        loss, totals = batch["objective"].loss(
+            batch["rows"], TokenScores(**fwd_out), batch["mini_batch"]
         )
-        bonus = entropy_loss(entropy, rows.loss_mask, denominator=batch["num_tokens"])
-        self._update_totals.add(
-            token_totals(
-                output,
-                log_ratio=(current_logp - behavior_logp).detach(),
-                entropy=entropy.detach(),
-                advantages=rows.advantages,
-                loss_mask=rows.loss_mask,
-                replay_mask=rows.replay_mask,
-                shaping_beta=config.shaping_beta,
-            )
-        )
-        return output.loss + config.entropy_coeff * bonus
-
-    def _loss_denominator(self, mini_batch: MiniBatch) -> float:
-        completions = (
-            mini_batch.num_completions
-            if self.config.loss_aggregation == "completion_mean"
-            else 1
-        )
-        return float(completions * self.config.max_completion_tokens)
-
-    def _score_tokens(self, batch: PaddedRows) -> TokenScores:
-        """Returns (B, T) log-probs and entropies of the completion tokens."""
-        scores = self.engine.forward(
-            batch.input_ids, batch.attention_mask, batch.prediction_mask
-        )
-        return TokenScores(batch.dense(scores.logp), batch.dense(scores.entropy))
+        self._update_totals.add(totals)
+        return loss
 
     def _token_metrics(self, totals: list[UpdateTotals]) -> dict[str, float]:
         step = UpdateTotals()
@@ -230,7 +237,7 @@ class ExGRPOLearner(TorchLearner):
         names = sorted(step.sums)
         sums = self._over_learners(
             [step.sums[n] for n in names]
-            + [first.sums["fresh/logp_diff"], first.sums["fresh/tokens"]],
+            + [first.sums["fresh/logp_diff"], first.sums["fresh/compared"]],
             dist.ReduceOp.SUM,
         )
         (largest,) = self._over_learners([first.logp_diff_max], dist.ReduceOp.MAX)
@@ -264,47 +271,52 @@ class ExGRPOLearner(TorchLearner):
         parts = [np.zeros((2, 0), np.float32)]
         for rows in micro_batches:
             batch = pad(rows).to(self._device)
-            logp, entropy = self._score_tokens(batch)
+            logp, entropy = score_tokens(self.engine, batch)
             lengths = batch.token_mask.sum(1)
             means = torch.stack([entropy.sum(1), -logp.sum(1)]) / lengths
             parts.append(means[:, : len(rows)].cpu().numpy())
         return np.concatenate(parts, axis=1)
 
+    @torch.no_grad()
+    def token_logp(self, micro_batches: Sequence[Rows]) -> list[NDArray[np.float32]]:
+        """Computes the log-prob of each completion token under the current policy.
+
+        Args:
+            micro_batches: this learner's rows; all learners pass the same number.
+
+        Returns:
+            (T,) for each row, in the order of the micro-batches.
+        """
+        logp_B: list[NDArray[np.float32]] = []
+        for rows in micro_batches:
+            batch = pad(rows).to(self._device)
+            logp, _ = self.engine.forward(
+                batch.input_ids, batch.attention_mask, batch.prediction_mask
+            )
+            ends_B = np.cumsum(rows.lengths_B)
+            logp_B += np.split(logp.cpu().numpy(), ends_B)[: len(rows)]
+        return logp_B
+
     # --- state
 
     @override(TorchLearner)
     def _get_optimizer_state(self) -> dict[str, Any]:
-        """Returns this learner's shard; the learner group collects all of them."""
-        return self.engine.optimizer_state()
+        """Returns the whole state on the first learner; empty on the others."""
+        return dict(self.engine.optimizer_state())
+
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.engine.load_optimizer_state(state)
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Loads weights, optimiser shards and counters.
+        """Loads weights, optimiser state and counters, from any number of learners.
 
         Unlike RLlib's, it takes weights of any version: going back to an older
         checkpoint must bring its weights back.
-
-        Raises:
-            ValueError: if the optimiser state comes from another number of learners.
         """
         state = dict(state)
         if COMPONENT_RL_MODULE in state:
             self.module.set_state(state.pop(COMPONENT_RL_MODULE))
-        if COMPONENT_OPTIMIZER in state:
-            self._load_optimizer_shards(state.pop(COMPONENT_OPTIMIZER))
         super().set_state(state)
         self._weights_seq_no = state.get(WEIGHTS_SEQ_NO, self._weights_seq_no)
-
-    def _load_optimizer_shards(self, shards: list[dict[str, Any]]) -> None:
-        num_learners = max(self.config.num_learners, 1)
-        if len(shards) != num_learners:
-            raise ValueError(
-                f"The checkpoint holds the optimiser state of {len(shards)} learner(s) "
-                f"and this run has {num_learners}. Restore with "
-                f"`num_learners`={len(shards)}, or load only the weights by "
-                "restoring the component 'learner_group/learner/rl_module'."
-            )
-        self.engine.load_optimizer_state(shards)
-        if isinstance(self.config.lr, Real):
-            # A sweep goes on from another trial's checkpoint with a rate of its own.
-            self._set_optimizer_lr(self.engine.optimizer, float(self.config.lr))

@@ -1,11 +1,11 @@
 """The learners as one: collective reads of the state, sharded scoring and updates."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER
+from ray.rllib.core import COMPONENT_LEARNER
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
@@ -29,7 +29,7 @@ class ExGRPOLearnerGroup(LearnerGroup):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Returns the first learner's state, with the optimiser shards of all.
+        """Returns the first learner's state, to which all contribute.
 
         RLlib asks one learner only, which waits for the others for ever where reading
         the parameters is a collective call.
@@ -46,10 +46,7 @@ class ExGRPOLearnerGroup(LearnerGroup):
                 **kwargs,
             },
         )
-        state = dict(states[0])
-        if COMPONENT_OPTIMIZER in state:
-            state[COMPONENT_OPTIMIZER] = [s[COMPONENT_OPTIMIZER] for s in states]
-        return {COMPONENT_LEARNER: state}
+        return {COMPONENT_LEARNER: states[0]}
 
     def train(self, mini_batches: Sequence[Rows], **kwargs: Any) -> list[Any]:
         """Makes one optimiser update for each mini-batch, shared by all learners.
@@ -62,7 +59,10 @@ class ExGRPOLearnerGroup(LearnerGroup):
             The metrics of each learner.
         """
         shares = shard_mini_batches(
-            mini_batches, self.num_shards, self.config.max_tokens_per_micro_batch
+            mini_batches,
+            self.num_shards,
+            self.config.max_tokens_per_micro_batch,
+            skip_zero_advantages=self.config.skips_zero_advantages,
         )
         data = (
             TrainingData(batches=shares)
@@ -70,6 +70,14 @@ class ExGRPOLearnerGroup(LearnerGroup):
             else TrainingData(batch=shares[0])
         )
         return self.update(training_data=data, **kwargs)
+
+    def replayed_rows(self) -> NDArray[np.float64]:
+        """Returns what the last `train` saw of the replayed rows of all learners.
+
+        Returns:
+            (R, 4), see `ExGRPOLearner.replayed_rows`.
+        """
+        return np.concatenate(self._call_all("replayed_rows", {}))
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Scores completions under the current policy, shared by all learners.
@@ -80,19 +88,40 @@ class ExGRPOLearnerGroup(LearnerGroup):
         Returns:
             (2, B) mean token entropy and mean negative log-prob of each row, in nats.
         """
+        scores = np.zeros((2, len(rows)), np.float32)
+        for index, result in self._on_shards("score", rows):
+            scores[:, index] = result
+        return scores
+
+    def token_logp(self, rows: Rows) -> NDArray[np.float32]:
+        """Computes log-probs under the current policy, shared by all learners.
+
+        Args:
+            rows: the completions.
+
+        Returns:
+            The log-probs of their tokens, row after row, in nats.
+        """
+        logp_B = [np.zeros(0, np.float32)] * len(rows)
+        for index, result in self._on_shards("token_logp", rows):
+            for row, logp_T in zip(index, result, strict=True):
+                logp_B[row] = logp_T
+        return np.concatenate([np.zeros(0, np.float32), *logp_B])
+
+    def _on_shards(
+        self, method: str, rows: Rows
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Calls a method on all learners; yields their row positions and results."""
         plans = plan_shards(
             rows.total_lengths_B,
             self.num_shards,
             self.config.max_tokens_per_micro_batch,
         )
         results = self._call_all(
-            "score",
+            method,
             [{"micro_batches": [rows.take(i) for i in plan]} for plan in plans],
         )
-        scores = np.zeros((2, len(rows)), np.float32)
-        for plan, result in zip(plans, results, strict=True):
-            scores[:, np.concatenate(plan)] = result
-        return scores
+        return zip((np.concatenate(plan) for plan in plans), results, strict=True)
 
     def _call_all(
         self, method: str, kwargs: dict[str, Any] | list[dict[str, Any]]

@@ -12,11 +12,12 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_exgrpo.records import Group
-from rllib_exgrpo.replay.buffer import Draw, ReplayBuffer
+from rllib_exgrpo.replay.buffer import ReplayBuffer
+from rllib_exgrpo.replay.drawing import Choice, Draw
 from rllib_exgrpo.replay.files import ReplayFiles
 from rllib_exgrpo.replay.folder import MANIFEST, Folder, ReplayFileError
 
-__all__ = ["Draw", "ExGRPOReplayBuffer", "ReplayFileError"]
+__all__ = ["Choice", "Draw", "ExGRPOReplayBuffer", "ReplayFileError"]
 
 
 class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
@@ -54,7 +55,7 @@ class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
             weights_version: None means the newest one seen.
             **kwargs: ignored.
         """
-        version = self._newest_version if weights_version is None else weights_version
+        version = self.newest_version if weights_version is None else weights_version
         return self.draw(1 if num_items is None else num_items, version)
 
     @override(Checkpointable)
@@ -139,4 +140,4 @@ class ExGRPOReplayBuffer(ReplayBuffer, ReplayBufferInterface, Checkpointable):
     def _is_current(self, state: dict[str, Any]) -> bool:
         counters = state["counters"]
         is_last = counters is self._last_counters
-        return is_last and counters["revision"] == self._revision
+        return is_last and counters["revision"] == self.revision

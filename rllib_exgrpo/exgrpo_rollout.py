@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class RolloutDispatcher:
         group: the env runners.
         revive: brings failed runners back, with current weights.
         seed: of the run; each request gets a seed of its own derived from it.
+        weights_version: of the weights that the runners must sample with.
         timeout_s: longest wait for the results of one rollout; None waits as long as
             the runners live.
     """
@@ -36,13 +38,14 @@ class RolloutDispatcher:
         *,
         revive: Callable[[], None],
         seed: int,
+        weights_version: Callable[[], int],
         timeout_s: float | None = None,
     ) -> None:
         self._group = group
         self._revive = revive
         self._seed = seed
         self._timeout_s = timeout_s
-        self._weights_version = 0
+        self._weights_version = weights_version
         self._requests: list[RolloutRequest] = []
         self._waiting: list[int] = []  # positions in `_requests`, not yet sent
         self._in_flight: dict[int, int] = {}  # runner id -> position
@@ -53,9 +56,9 @@ class RolloutDispatcher:
         counts: Sequence[int],
         *,
         temperature: float,
-        iteration: int,
-        weights_version: int,
-        evaluation: bool = False,
+        steps_done: int,
+        evaluation_set: EvaluationSet | None = None,
+        stream: int = 0,
     ) -> None:
         """Sends out the requests; prompts go to the runners in contiguous shares.
 
@@ -63,11 +66,11 @@ class RolloutDispatcher:
             prompt_ids: which problems.
             counts: completions wanted of each.
             temperature: 0 is greedy.
-            iteration: training iteration.
-            weights_version: that the runners must sample with.
-            evaluation: take the problems from the evaluation environment.
+            steps_done: training steps before this one.
+            evaluation_set: whose environment holds the problems; None means that of
+                training.
+            stream: of random numbers; rollouts of one iteration take different ones.
         """
-        self._weights_version = weights_version
         num_shares = len(self._live_runners()) if self._is_remote else 1
         shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
         self._requests = [
@@ -75,9 +78,9 @@ class RolloutDispatcher:
                 prompt_ids=[prompt_ids[i] for i in share],
                 counts=[counts[i] for i in share],
                 temperature=temperature,
-                seed=self._request_seed(iteration, evaluation, position),
-                iteration=iteration,
-                evaluation=evaluation,
+                seed=request_seed(self._seed, steps_done, stream, position),
+                iteration=steps_done + 1,
+                evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)
             if len(share)
@@ -124,10 +127,6 @@ class RolloutDispatcher:
                     "to None to wait as long as they live."
                 )
         return [results[position] for position in range(len(self._requests))]
-
-    def _request_seed(self, iteration: int, evaluation: bool, position: int) -> int:
-        entropy = [self._seed, iteration, int(evaluation), position]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property
     def _is_remote(self) -> bool:
@@ -187,11 +186,24 @@ class RolloutDispatcher:
             raise RuntimeError(
                 f"An env runner failed during a rollout:\n{result.error}"
             )
-        if result.weights_version != self._weights_version:
+        if result.weights_version != (wanted := self._weights_version()):
             raise RuntimeError(
                 f"An env runner sampled with weights of version "
-                f"{result.weights_version}; the learners' are {self._weights_version}. "
-                "Its set_state must have failed: look for the cause in its log, then "
-                "resume from the last checkpoint."
+                f"{result.weights_version}; the learners' are {wanted}. Its set_state "
+                "must have failed: look for the cause in its log, then resume from the "
+                "last checkpoint."
             )
         return result
+
+
+def request_seed(seed: int, iteration: int, stream: int, position: int) -> int:
+    """Derives the seed of a request.
+
+    Args:
+        seed: of the run.
+        iteration: training iteration.
+        stream: tells requests of the iteration for different ends apart.
+        position: of the request among those.
+    """
+    entropy = [seed, iteration, stream, position]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from ray.tune.result import TRAINING_ITERATION
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
 
-from rllib_exgrpo.samples import SAMPLES, rows_of
+from rllib_exgrpo.evaluation.examples import Example, read_latest_examples
 
 logger = logging.getLogger(__name__)
+
+EXAMPLES = "evaluation_examples"
 
 _ID_FILE = "wandb_run_id"
 _INIT_TIMEOUT_S = 20.0
@@ -25,7 +28,7 @@ _FINISH_TIMEOUT_S = 30.0
 
 
 class WandbTracker(LoggerCallback):
-    """Logs every number of the results, and sample completions of each evaluation.
+    """Logs every number of the results, and some completions of each evaluation.
 
     Each trial is a run. Its id lies in the trial's folder, so that a resumed trial goes
     on in the same run. Everything is plotted against `training_iteration`, not against
@@ -60,7 +63,7 @@ class WandbTracker(LoggerCallback):
     ) -> None:
         """Logs a step; sending it is left to W&B's own process."""
         run = self._runs[trial.trial_id]
-        run.log({**_numbers(result), **_table(result)})
+        run.log({**_numbers(result), **_examples(Path(trial.path), result)})
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """Ends the run; an upload that takes too long is left for `wandb sync`."""
@@ -137,7 +140,7 @@ def _warn(reason: str) -> None:
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    others = {k: v for k, v in result.items() if k not in ("config", SAMPLES)}
+    others = {k: v for k, v in result.items() if k != "config"}
     return {
         path: float(value)
         for path, value in flatten_dict(others, "/").items()
@@ -145,11 +148,12 @@ def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _table(result: Mapping[str, Any]) -> dict[str, Any]:
+def _examples(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the completions kept of an evaluation, if the step had one."""
     import wandb
 
-    rows = rows_of(result)
-    if not rows:
+    if not {"evaluation", "evaluation_at_start"} & result.keys():
         return {}
-    columns: list[str | int] = [*rows[0]]
-    return {SAMPLES: wandb.Table(columns, [[*row.values()] for row in rows])}
+    rows = [asdict(example) for example in read_latest_examples(folder)]
+    columns: list[str | int] = [field.name for field in fields(Example)]
+    return {EXAMPLES: wandb.Table(columns, [[*row.values()] for row in rows])}

@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rllib_exgrpo.evaluation.metrics import headline
+
 _COMPLETIONS = "num_env_steps_sampled_lifetime"
 
 
@@ -25,7 +27,8 @@ class LearningCurve:
         label: name in the legend.
         completions: (N,) completions sampled for training before each evaluation.
         pass_at_1: (N,) held-out pass@1, from 0 to 1.
-        stderr: (N,) its standard error over the problems; NaN if unknown.
+        low: (N,) lower end of its 95 % interval; NaN if unknown.
+        high: (N,) upper end.
         replay_start: completions sampled before the first step that replayed; None if
             none did.
     """
@@ -33,41 +36,51 @@ class LearningCurve:
     label: str
     completions: NDArray[np.float64]
     pass_at_1: NDArray[np.float64]
-    stderr: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
     replay_start: float | None = None
 
     @classmethod
-    def from_results(cls, results: Sequence[Mapping[str, Any]], label: str) -> Self:
+    def from_results(
+        cls,
+        results: Sequence[Mapping[str, Any]],
+        label: str,
+        evaluation_set: str | None = None,
+    ) -> Self:
         """Reads the evaluations out of the results of a run, in their order.
 
         Args:
             results: nested result dicts, as `train()` returns them.
             label: name in the legend.
+            evaluation_set: a named one; None takes the unnamed one, or else the first.
 
         Raises:
             ValueError: if none of them holds an evaluation.
         """
-        points = list(_evaluations(results))
+        points = list(_evaluations(results, evaluation_set))
         if not points:
             raise ValueError(
                 f"The run {label!r} holds no evaluation to draw. Set "
                 "`evaluation_interval` in its config, and train on."
             )
-        completions, pass_at_1, stderr = np.array(points).T
-        return cls(label, completions, pass_at_1, stderr, _replay_start(results))
+        completions, pass_at_1, low, high = np.array(points).T
+        return cls(label, completions, pass_at_1, low, high, _replay_start(results))
 
 
 def _evaluations(
-    results: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[float, float, float]]:
-    """Yields completions, pass@1 and standard error of each evaluation."""
+    results: Sequence[Mapping[str, Any]], evaluation_set: str | None
+) -> Iterator[tuple[float, float, float, float]]:
+    """Yields completions, and pass@1 with its interval, of each evaluation."""
     for result in results:
         now = float(result["env_runners"][_COMPLETIONS])
         for key, completions in (("evaluation_at_start", 0.0), ("evaluation", now)):
-            evaluation = result.get(key, {})
-            if "pass_at_1" in evaluation:
-                stderr = evaluation.get("pass_at_1_stderr", float("nan"))
-                yield completions, evaluation["pass_at_1"], stderr
+            found = result.get(key, {})
+            found = found.get(evaluation_set, {}) if evaluation_set else headline(found)
+            if "pass_at_1" in found:
+                low, high = (
+                    found.get(f"pass_at_1_{end}", np.nan) for end in ("low", "high")
+                )
+                yield completions, found["pass_at_1"], low, high
 
 
 def _replay_start(results: Sequence[Mapping[str, Any]]) -> float | None:
@@ -86,8 +99,8 @@ def read_results(run: str | Path) -> list[dict[str, Any]]:
         run: a `result.json`, or a folder that holds exactly one, however deep.
 
     Returns:
-        One nested dict a training step. A last line that is still being written is
-        left out.
+        One nested dict a training step; of a step that was made again after a resume,
+        the last. A last line that is still being written is left out.
 
     Raises:
         ValueError: if there is no such file, or more than one.
@@ -101,11 +114,12 @@ def read_results(run: str | Path) -> list[dict[str, Any]]:
             f"{found}."
         )
     lines = files[0].read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    results = [json.loads(line) for line in lines[:-1]]
+    return list({result["training_iteration"]: result for result in results}.values())
 
 
 def save_plot(curves: Sequence[LearningCurve], path: str | Path) -> Path:
-    """Draws learning curves, each with a band of one standard error on either side.
+    """Draws learning curves, each with the band of its 95 % intervals.
 
     Args:
         curves: one a run.
@@ -137,7 +151,7 @@ def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
     for index, curve in enumerate(curves):
         _draw_curve(axes, curve, f"C{index}")
     axes.set_title(
-        "Held-out pass@1 (band: ±1 standard error)", loc="left", fontsize="medium"
+        "Held-out pass@1 (band: 95 % interval)", loc="left", fontsize="medium"
     )
     axes.set_xlabel("completions sampled for training")
     axes.set_ylabel("held-out pass@1 (%)")
@@ -148,7 +162,7 @@ def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
 
 
 def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
-    mean, error = 100 * curve.pass_at_1, 100 * curve.stderr
+    mean = 100 * curve.pass_at_1
     axes.plot(
         curve.completions,
         mean,
@@ -158,7 +172,12 @@ def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
         label=f"{curve.label} ({mean[0]:.1f} → {mean[-1]:.1f} %)",
     )
     axes.fill_between(
-        curve.completions, mean - error, mean + error, color=color, alpha=0.18, lw=0
+        curve.completions,
+        100 * curve.low,
+        100 * curve.high,
+        color=color,
+        alpha=0.18,
+        lw=0,
     )
     if curve.replay_start is not None:
         axes.axvline(

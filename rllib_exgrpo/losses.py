@@ -19,11 +19,11 @@ class LossOutput:
     """What `mixed_policy_loss` returns.
 
     Attributes:
-        loss: scalar, the masked sum over tokens divided by the denominator.
+        loss: scalar, the masked sum over tokens, each row's divided by its denominator.
         ratio: (B, T) detached importance ratio exp(current - behavior), bounded by
             exp(MAX_LOG_RATIO); 1 where the mask is False.
-        weight: (B, T) detached factor of the advantage: the ratio for a fresh token,
-            f(ratio) for a replayed one; 0 where the mask is False.
+        weight: (B, T) detached factor of the advantage: the ratio times `token_weights`
+            for a fresh token, f(ratio) for a replayed one; 0 where the mask is False.
         clipped: (B, T) bool, True where clipping or the bound on the ratio removed the
             gradient of a counted token.
     """
@@ -59,7 +59,8 @@ def mixed_policy_loss(
     *,
     clip_eps: float | tuple[float, float] | None,
     shaping_beta: float | None,
-    denominator: float,
+    denominator: float | Tensor,
+    token_weights: Tensor | None = None,
 ) -> LossOutput:
     """Computes the policy loss over fresh and replayed tokens.
 
@@ -76,9 +77,11 @@ def mixed_policy_loss(
         replay_mask: (B,) or (B, T) bool, True for replayed completions.
         clip_eps: eps, or (eps, eps_high); None removes clipping.
         shaping_beta: beta of f; None removes shaping.
-        denominator: what the masked sum is divided by. It is computed once for a whole
-            mini-batch, over all learners, so that the gradient does not depend on how
-            the rows are cut.
+        denominator: what the masked sum of a row is divided by, one for all rows or
+            (B,). It is computed once for a whole mini-batch, over all learners, so that
+            the gradient does not depend on how the rows are cut.
+        token_weights: (B, T) constant factors of the fresh tokens' objective; None
+            means 1.
 
     Returns:
         The loss (entropy not included) and per-token diagnostics.
@@ -98,16 +101,18 @@ def mixed_policy_loss(
         fresh = torch.minimum(fresh, limited)
 
     weight = ratio
+    if token_weights is not None:
+        weight, fresh = weight * token_weights, fresh * token_weights
     replayed = advantages_BT * ratio
     if shaping_beta is not None:
         shaped = shape_ratio(log_ratio, shaping_beta)
-        weight = torch.where(replay_mask, shaped, ratio)
+        weight = torch.where(replay_mask, shaped, weight)
         replayed = advantages_BT * shaped
         clipped = clipped & ~replay_mask
     objective = torch.where(replay_mask, replayed, fresh)
-    loss = -torch.where(loss_mask, objective, 0.0).sum() / denominator
+    sums_B = torch.where(loss_mask, objective, 0.0).sum(1)
     return LossOutput(
-        loss=loss,
+        loss=-(sums_B / denominator).sum(),
         ratio=ratio.detach(),
         weight=torch.where(loss_mask, weight, 0.0).detach(),
         clipped=clipped & loss_mask,

@@ -31,6 +31,7 @@ _ENV_RUNNERS = {
     "num_prompts": Metric("prompts", "fresh and replayed prompts of the step"),
     "num_completions": Metric("completions", "sampled in the step"),
     "num_unscored": Metric("completions", "of the step without a verdict"),
+    "num_prompts_resampled": Metric("prompts", "in place of ones that teach nothing"),
     "num_tokens_sampled": Metric("tokens", "sampled in the step"),
     "tokens_per_second": Metric("tokens/s", "sampled, over the time of generation"),
     "completion_length_mean": Metric("tokens", "mean length of fresh completions"),
@@ -69,9 +70,18 @@ _LEARNERS = {
         "nats", "engine against learner, mean over fresh tokens before the first update"
     ),
     "rollout_logp_diff_max": Metric("nats", "the same, largest"),
+    "rollout_correction_mean": Metric(
+        "ratio", "mean weight of fresh tokens against differences of the engine"
+    ),
+    "num_tokens_left_out": Metric("tokens", "fresh, outside rollout_correction_range"),
+    "num_completions_skipped": Metric(
+        "completions", "of the step that needed no pass of the learner"
+    ),
     "grad_norm": Metric("", "mean over the updates of the step, before clipping"),
     "grad_norm_max": Metric("", "largest of the step, before clipping"),
+    "grad_clip_fraction": Metric("share", "updates whose norm exceeds grad_clip"),
     "num_skipped_updates": Metric("updates", "of the step, skipped for their norm"),
+    "learning_rate": Metric("", "of all updates of the step"),
 }
 
 _REPLAY = {
@@ -83,6 +93,20 @@ _REPLAY = {
     "tokens": Metric("tokens", "in the replay buffer"),
     "retired": Metric("prompts", "solved by a whole group, drawn no more"),
     "bucket_*": Metric("prompts", "whose latest group had so many correct"),
+    "distinct_prompts_replayed": Metric(
+        "prompts", "replayed at least once so far; one that left counts again"
+    ),
+    "age_p50": Metric(
+        "versions", "median age of the replayed completions; NaN if there are none"
+    ),
+    "age_p90": Metric("versions", "the same, 90 % are younger"),
+    "code_block_fraction": Metric(
+        "share", "replayed completions with code (snowball); NaN if there are none"
+    ),
+    "chosen_entropy_mean": Metric(
+        "nats", "of the replayed completions; NaN unless chosen by entropy"
+    ),
+    "candidate_entropy_mean": Metric("nats", "the same, of all their candidates"),
 }
 
 _TIMERS = {
@@ -94,14 +118,35 @@ _TIMERS = {
     "sync_s": Metric("s", "bringing the weights to the env runners"),
 }
 
-_EVALUATION = {
-    "pass_at_1": Metric("share", "correct completions of held-out problems"),
+_EVALUATION_SUMMARY = {
+    "pass_at_1": Metric("share", "correct completions of held-out problems (avg@k)"),
     "pass_at_1_stderr": Metric("share", "its standard error over the problems"),
-    "pass_at_1_of_*": Metric("share", "the same for one data set"),
+    "pass_at_*": Metric("share", "unbiased chance that one of k samples is correct"),
+    "maj_at_*": Metric(
+        "share", "right majorities of k samples, if the environment has `answer_key`"
+    ),
     "num_prompts": Metric("prompts", "evaluated"),
     "num_completions": Metric("completions", "sampled for it"),
+    "samples_per_prompt": Metric("completions", "of each prompt, the largest k"),
     "completion_length_mean": Metric("tokens", "mean length"),
     "truncated_fraction": Metric("share", "completions that hit the length limit"),
+    "format_fraction": Metric("share", "completions with an answer to read"),
+}
+
+_INTERVALS = {
+    f"{name}_at_*_{end}": Metric("share", f"{end}er end of its 95 % bootstrap interval")
+    for name in ("pass", "maj")
+    for end in ("low", "high")
+}
+
+_EVALUATION = {
+    # The more special first: the first pattern that fits is taken.
+    **{
+        f"{name}_of_*": metric._replace(meaning=f"{metric.meaning}; of one data set")
+        for name, metric in {**_INTERVALS, **_EVALUATION_SUMMARY}.items()
+    },
+    **_INTERVALS,
+    **_EVALUATION_SUMMARY,
 }
 
 _TUNE = {
@@ -109,6 +154,9 @@ _TUNE = {
     "time_total_s": Metric("s", "training time so far, without the start-up"),
     "time_this_iter_s": Metric("s", "time of the step, evaluation included"),
     "num_env_steps_sampled_lifetime": Metric("completions", "sampled so far"),
+    "checkpoint_score": Metric(
+        "share", "pass@1 of `best_checkpoint_set`; NaN in steps that do not evaluate it"
+    ),
 }
 
 
@@ -123,7 +171,9 @@ METRICS: dict[str, Metric] = {
     **_under("replay", _REPLAY),
     **_under("timers", _TIMERS),
     **_under("evaluation", _EVALUATION),
+    **_under("evaluation/*", _EVALUATION),
     **_under("evaluation_at_start", _EVALUATION),
+    **_under("evaluation_at_start/*", _EVALUATION),
 }
 """Metric path to unit and meaning; a `*` stands for any text."""
 
@@ -134,6 +184,9 @@ _OLD_NAMES = {
     "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
 }
 """What older RLlib versions called some of them."""
+
+
+_COUNTERS = ("training_iteration", "num_env_steps_sampled_lifetime")
 
 
 def find_metric(path: str) -> Metric | None:

@@ -42,6 +42,7 @@ class PromptCycle:
         *,
         exclude: Collection[PromptId] = (),
         is_retired: Callable[[PromptId], bool] = lambda _: False,
+        is_usable: Callable[[PromptId], bool] = lambda _: True,
     ) -> list[PromptId]:
         """Draws the next prompts of the pass, starting new passes as needed.
 
@@ -49,6 +50,7 @@ class PromptCycle:
             num_prompts: how many to draw.
             exclude: prompts that may not be drawn now; they keep their place.
             is_retired: tells the retired prompts.
+            is_usable: tells whether a prompt that would be drawn can be; asked last.
 
         Returns:
             At most `num_prompts` distinct prompt ids; fewer only when the data holds
@@ -70,7 +72,7 @@ class PromptCycle:
             prompt_id = self._prompt_ids[index]
             if prompt_id in busy:
                 postponed.append(index)
-            elif not (drops_now and is_retired(prompt_id)):
+            elif not (drops_now and is_retired(prompt_id)) and is_usable(prompt_id):
                 busy.add(prompt_id)
                 drawn.append(prompt_id)
         # Once each: a prompt replayed through several passes is owed one draw only.
@@ -79,7 +81,8 @@ class PromptCycle:
 
     def _start_pass(self, is_retired: Callable[[PromptId], bool]) -> None:
         order = self._rng.permutation(len(self._prompt_ids))
-        if self._retired_prompts != "keep":
+        # "drop" asks when it draws: that spares a look at every id of a large table.
+        if self._retired_prompts == "until_pass_ends":
             kept = [not is_retired(self._prompt_ids[i]) for i in order]
             order = order[np.array(kept, bool)]
         self._order = order

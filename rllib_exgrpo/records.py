@@ -11,6 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rllib_exgrpo.evaluation.sets import EvaluationSet
+
 PromptId: TypeAlias = Hashable
 """Names a problem inside its environment; unique there, usually an int or a str."""
 
@@ -52,6 +54,9 @@ class Group:
         replayed: the stored completion that joins the group, if any. It was never
             sent to the engine.
         source: which data set the problem belongs to, for metrics.
+        reasons: the verifier's reason for the reward of each of `completions`.
+        answers: what each of `completions` answers, None for one without an answer;
+            None as a whole where nobody asked, or the environment cannot tell.
     """
 
     prompt_id: PromptId
@@ -59,6 +64,8 @@ class Group:
     completions: list[Completion] = field(default_factory=list)
     replayed: Completion | None = None
     source: str = ""
+    reasons: list[str] = field(default_factory=list)
+    answers: list[str | None] | None = None
 
     @property
     def members(self) -> list[Completion]:
@@ -82,7 +89,8 @@ class RolloutRequest:
         temperature: of sampling; 0 is greedy.
         seed: of this request.
         iteration: training iteration, noted in the completions.
-        evaluation: take the problems from the evaluation environment.
+        evaluation_set: whose environment holds the problems; None means that of
+            training.
     """
 
     prompt_ids: list[PromptId]
@@ -90,7 +98,7 @@ class RolloutRequest:
     temperature: float
     seed: int
     iteration: int = 0
-    evaluation: bool = False
+    evaluation_set: EvaluationSet | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,13 +108,11 @@ class RolloutResult:
     Attributes:
         groups: one for each prompt asked for, in order.
         weights_version: number of the weights that sampled them.
-        reasons: how often the verifier gave each reason.
         seconds: time spent by part ("generate", "verify").
         error: what went wrong, with its traceback; the groups are then empty.
     """
 
     groups: list[Group]
     weights_version: int
-    reasons: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rllib_exgrpo.policy import resolve_model, stop_token_ids
+from rllib_exgrpo.records import PromptId
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class VLLMSampler:
         max_prompt_tokens: longest prompt.
         max_completion_tokens: longest completion.
         trust_remote_code: run code that comes with the model.
-        engine_kwargs: further arguments of `vllm.LLM`.
+        config_overrides: values that replace those of the model's config.json.
+        engine_kwargs: further arguments of `vllm.LLM`; `enable_sleep_mode` for `sleep`.
 
     Raises:
         ImportError: if vLLM is not installed, naming the extra to install.
@@ -58,6 +60,7 @@ class VLLMSampler:
         max_prompt_tokens: int,
         max_completion_tokens: int,
         trust_remote_code: bool = False,
+        config_overrides: dict[str, Any] | None = None,
         engine_kwargs: dict[str, Any] | None = None,
     ) -> None:
         # Before the import: an engine in this process takes weights without pickling.
@@ -66,6 +69,7 @@ class VLLMSampler:
         vllm = _import_vllm()
         self._vllm = vllm
         self._max_completion_tokens = max_completion_tokens
+        self._is_asleep = False
         self._stop_token_ids = stop_token_ids(model_name_or_path, tokenizer)
         with _torch_settings_kept():
             self._llm = vllm.LLM(
@@ -77,6 +81,7 @@ class VLLMSampler:
                 generation_config="vllm",
                 logprobs_mode="processed_logprobs",
                 trust_remote_code=trust_remote_code,
+                hf_overrides=config_overrides or {},
                 disable_log_stats=True,
                 **(engine_kwargs or {}),
             )
@@ -102,14 +107,25 @@ class VLLMSampler:
 
         Returns:
             For each prompt its completions.
+
+        Raises:
+            RuntimeError: if the prefix cache of earlier calls cannot be dropped. It may
+                come from other weights, and a completion must not depend on which
+                prompts went before.
         """
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM kept its prefix cache, so prompts would be read with old weights."
+                " This happens when requests are still running."
+            )
         greedy = temperature == 0
         params = [
             self._vllm.SamplingParams(
                 n=1 if greedy else count,
                 temperature=temperature,
                 max_tokens=max_completion_tokens or self._max_completion_tokens,
-                logprobs=0,
+                logprobs=0,  # of the sampled token alone
+                flat_logprobs=True,
                 stop_token_ids=self._stop_token_ids,
                 detokenize=False,
             )
@@ -130,25 +146,57 @@ class VLLMSampler:
         Args:
             state_dict: by Hugging Face names, tied weights under each of their names
                 (an alias that is left out would keep its old values).
-
-        Raises:
-            RuntimeError: if the prefix cache, computed with the old weights, cannot be
-                dropped.
         """
+        # The cache only after the weights: both copies of the weights and the cache
+        # at once may not fit beside a learner.
+        self._wake("weights")
         self._llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(state_dict.items())}
         )
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError(
-                "vLLM kept its prefix cache after a weight update, so prompts would be "
-                "read with old weights. This happens when requests are still running."
-            )
+        self._wake("kv_cache")
+        self._is_asleep = False
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and cache back, until `load_weights`."""
+        self._llm.sleep(level=2)
+        self._is_asleep = True
+
+    def _wake(self, part: str) -> None:
+        if self._is_asleep:
+            self._llm.wake_up(tags=[part])
 
     def close(self) -> None:
         """Shuts the engine down and frees its memory."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
+
+
+def check_log_probs(
+    samples_PG: Sequence[Sequence[Sample]],
+    prompt_ids: Sequence[PromptId],
+    iteration: int,
+) -> None:
+    """Checks that the engine's log-probs are numbers.
+
+    Args:
+        samples_PG: the samples of each prompt.
+        prompt_ids: which problems.
+        iteration: training iteration.
+
+    Raises:
+        RuntimeError: naming the first prompt and token without one.
+    """
+    for prompt_id, samples_G in zip(prompt_ids, samples_PG, strict=True):
+        for sample in samples_G:
+            if not np.isfinite(sample.logp).all():
+                bad = int(np.flatnonzero(~np.isfinite(sample.logp))[0])
+                raise RuntimeError(
+                    f"vLLM returned the log-prob {sample.logp[bad]} for token {bad} of "
+                    f"a completion of prompt {prompt_id!r} in iteration {iteration}: "
+                    "its logits are not finite. Check the weights (did training "
+                    "diverge?) and the `model_dtype`."
+                )
 
 
 def _import_vllm() -> Any:
@@ -186,21 +234,14 @@ def _torch_settings_kept() -> Iterator[None]:
 
 
 def _to_sample(completion: Any) -> Sample:
-    token_ids = list(completion.token_ids)
-    logp = [
-        position[token].logprob
-        for token, position in zip(token_ids, completion.logprobs, strict=True)
-    ]
-    logp_T = np.array(logp, np.float32)
-    if not np.isfinite(logp_T).all():
-        bad = int(np.flatnonzero(~np.isfinite(logp_T))[0])
+    token_ids, logprobs = list(completion.token_ids), completion.logprobs
+    if logprobs.token_ids != token_ids:
         raise RuntimeError(
-            f"vLLM returned the log-prob {logp_T[bad]} for token {bad} of a "
-            "completion: its logits are not finite. Check the weights (did training "
-            "diverge?) and the `model_dtype`."
+            "vLLM returned log-probs of other tokens than the sampled ones. Install "
+            "the vLLM version that this package names."
         )
     return Sample(
         token_ids=np.array(token_ids, np.int32),
-        logp=logp_T,
+        logp=np.array(logprobs.logprobs, np.float32),
         truncated=completion.finish_reason == "length",
     )

@@ -1,17 +1,11 @@
 """How the rollout talks to an environment, ours or any single-step text environment."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rllib_exgrpo.prompt_format import Message, PromptFormatter
+from rllib_exgrpo.prompt_format import Message
 from rllib_exgrpo.records import PromptId
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +47,17 @@ def read_prompt(env: Any, prompt_id: PromptId) -> tuple[list[Message], str]:
     return messages, str(info.get("source", ""))
 
 
+def questions(env: Any) -> Iterator[Any]:
+    """Yields sequences, or Arrow arrays, of an environment's question texts, in order.
+
+    An environment that offers none is reset to each of its problems.
+    """
+    if hasattr(env.unwrapped, "question_texts"):
+        yield from env.unwrapped.question_texts()
+    else:
+        yield [read_prompt(env, i)[0][-1]["content"] for i in prompt_ids(env)]
+
+
 def judge(
     env: Any, completions: Sequence[str], ids: Sequence[PromptId]
 ) -> list[Judgement]:
@@ -81,6 +86,15 @@ def judge(
     return judgements
 
 
+def answer_keys(env: Any, completions: Sequence[str]) -> list[str | None] | None:
+    """Returns what each completion answers, for votes; None if it cannot be told.
+
+    An environment can tell if it has a method `answer_key(completion)`.
+    """
+    answer_key = getattr(env.unwrapped, "answer_key", None)
+    return None if answer_key is None else [answer_key(c) for c in completions]
+
+
 def _step(env: Any, completion: str, prompt_id: PromptId) -> Judgement:
     env.reset(options={"prompt_id": prompt_id})
     _, reward, _, _, info = env.step(completion)
@@ -96,69 +110,3 @@ def _raise_if_broken(env: Any, judgements: Sequence[Judgement]) -> None:
             f"of {len(judgements)} completions, first with: {broken[0]}. A wrong "
             "answer must be a reward of 0, not an exception."
         )
-
-
-class PromptBook:
-    """The prompts of an environment as token ids, checked against the length limit.
-
-    Args:
-        env: the environment.
-        formatter: turns messages into token ids.
-        max_prompt_tokens: longest prompt.
-        long_prompts: "error" refuses longer prompts, "drop" leaves them out.
-
-    Attributes:
-        ids: the usable prompt ids, in the environment's order.
-
-    Raises:
-        ValueError: if there are longer prompts and `long_prompts` is "error", or if
-            none is left.
-    """
-
-    def __init__(
-        self,
-        env: Any,
-        formatter: PromptFormatter,
-        *,
-        max_prompt_tokens: int,
-        long_prompts: str = "error",
-    ) -> None:
-        self._env = env
-        self._formatter = formatter
-        all_ids = prompt_ids(env)
-        lengths = [len(self.token_ids(i)) for i in all_ids]
-        self.ids: list[PromptId] = [
-            i
-            for i, length in zip(all_ids, lengths, strict=True)
-            if length <= max_prompt_tokens
-        ]
-        if len(self.ids) < len(all_ids):
-            self._report(all_ids, lengths, max_prompt_tokens, long_prompts)
-
-    def token_ids(self, prompt_id: PromptId) -> NDArray[np.int32]:
-        """Returns the (T,) int32 token ids of a prompt."""
-        messages, _ = read_prompt(self._env, prompt_id)
-        return self._formatter.token_ids(messages)
-
-    def _report(
-        self,
-        all_ids: Sequence[PromptId],
-        lengths: Sequence[int],
-        limit: int,
-        long_prompts: str,
-    ) -> None:
-        long = [
-            f"{i!r} ({n})" for i, n in zip(all_ids, lengths, strict=True) if n > limit
-        ]
-        name = type(self._env.unwrapped).__name__
-        found = (
-            f"{len(long)} of {len(all_ids)} prompts of {name} have more than "
-            f"`max_prompt_tokens`={limit} tokens after formatting: "
-            f"{', '.join(long[:5])}{', ...' if len(long) > 5 else ''}."
-        )
-        if long_prompts == "error" or not self.ids:
-            raise ValueError(
-                f"{found} Raise `max_prompt_tokens` to {max(lengths)}, or set "
-                "`long_prompts`='drop' to leave them out."
-            )
-        logger.warning("%s They are left out.", found)

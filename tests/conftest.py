@@ -17,7 +17,8 @@ def ray_session() -> Iterator[None]:
     """A local Ray with more logical CPUs than the machine may have."""
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    # Its own cluster, as pytest-xdist runs several test processes beside each other.
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -13,6 +13,7 @@ def test_reward_minus_group_mean():
     assert group_advantages(rewards).tolist() == expected
 
 
+# Bug report 12, here and in the next test.
 def test_equal_rewards_give_exactly_zero():
     for rewards in ([0.35] * 8, [1.0] * 8, [0.0] * 8):
         for normalize in (False, True):

@@ -94,10 +94,22 @@ def test_micro_batches_keep_the_token_budget(lengths, budget):
         assert len(cut) == 1 or len(cut) * lengths[cut].max() <= budget
 
 
-def test_shares_are_balanced_by_tokens():
-    lengths = np.random.default_rng(0).integers(1, 500, 256)
-    tokens = [lengths[share].sum() for share in assign_rows(lengths, 4)]
+def tokens_by_learner(lengths, learners):
+    return [lengths[share].sum() for share in assign_rows(lengths, learners)]
+
+
+@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(16, 64))
+def test_shares_of_ragged_rows_are_balanced_by_tokens(seed, learners, rows_a_learner):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 501, learners * rows_a_learner)
+    tokens = tokens_by_learner(lengths, learners)
     assert max(tokens) <= 1.05 * np.mean(tokens)
+
+
+@given(LENGTHS, st.integers(1, 8))
+def test_no_share_exceeds_the_mean_by_more_than_one_row(lengths, learners):
+    tokens = tokens_by_learner(lengths, learners)
+    assert max(tokens) <= np.mean(tokens) + lengths.max() * (1 - 1 / learners) + 1e-9
 
 
 def test_denominators_hold_over_all_learners(groups):
@@ -107,3 +119,22 @@ def test_denominators_hold_over_all_learners(groups):
         (mini_batch,) = share
         assert mini_batch.num_completions == 4  # one of five has no verdict
         assert mini_batch.num_tokens == 7  # 2 + 3 + 1 + 1
+
+
+def test_rows_that_cannot_move_the_weights_are_left_out_but_counted(groups):
+    def trained(**kwargs):
+        ((share,),) = shard_mini_batches([rows_from_groups(groups)], 1, None, **kwargs)
+        (rows,) = share.micro_batches
+        assert (share.num_completions, share.num_tokens) == (4, 7)
+        return share.num_skipped, rows.total_lengths_B.tolist()
+
+    # Group b has one scored member, so advantage 0, and one without a verdict.
+    assert trained() == (1, [5, 4, 3, 2])
+    assert trained(skip_zero_advantages=True) == (2, [5, 4, 3])
+
+
+def test_a_mini_batch_that_teaches_nothing_keeps_the_learners_in_step(groups):
+    shares = shard_mini_batches(
+        [rows_from_groups(groups[1:])], 3, 10, skip_zero_advantages=True
+    )
+    assert [[len(m) for m in share[0].micro_batches] for share in shares] == [[0]] * 3

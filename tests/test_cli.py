@@ -1,22 +1,36 @@
 """The `rllib` command: what it refuses before it starts, and a run to its end."""
 
+import io
 import json
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
+from report_helpers import make_run
 
+from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.cli import main
+from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import error_summary, paragraph
+from rllib_exgrpo.cli._logs import keep_logs, link_logs
 from rllib_exgrpo.cli._progress import (
     Progress,
     format_duration,
     format_pass_at_1,
     outcome,
+    step_parts,
 )
+from rllib_exgrpo.cli._run import _checkpoint_config
+from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import find_metric
 
@@ -123,6 +137,26 @@ def test_a_bad_stop_criterion_is_one_paragraph(capsys, stop, words):
     assert [word for word in words if word not in message] == []
 
 
+def test_runs_that_cannot_be_compared_are_told(capsys, tmp_path):
+    assert "holds no results" in refusal(capsys, "compare", tmp_path, tmp_path)
+    assert "`vs` between" in refusal(capsys, "compare", "a", "b", "c")
+    assert "`vs` between" in refusal(capsys, "compare", "a", "vs")
+    assert "no result.json" in refusal(capsys, "report", tmp_path)
+
+
+def test_two_sides_are_compared_by_question(capsys, tmp_path):
+    for seed, name in enumerate(["a0", "a1", "b0", "b1"]):
+        make_run(tmp_path / name, seed=seed)
+    folders = [str(tmp_path / name) for name in ("a0", "a1", "b0", "b1")]
+    assert main(["compare", *folders[:2], "vs", *folders[2:], "--set", "hard"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"A  {folders[0]}, after 24 steps"
+    name, questions, *_ = lines[-1].split()
+    assert (name, questions) == ("hard", "20")
+    assert lines[-1].endswith(("no difference shown", "is better"))
+    assert "0, 8, 16, 24" in refusal(capsys, "compare", *folders[:2], "--step", 5)
+
+
 def test_other_algorithms_and_mixed_forms_are_refused(capsys, tmp_path):
     assert "'PPO'" in refusal(capsys, "train", "--algo", "PPO", "--env", ENV)
     assert "either" in refusal(capsys, "train", "file", "x.py", "--algo", "ExGRPO")
@@ -130,6 +164,7 @@ def test_other_algorithms_and_mixed_forms_are_refused(capsys, tmp_path):
     message = refusal(capsys, "train", "--algo", "ExGRPO", "--stop", '{"x": 1}')
     assert "'x'" in message
     assert "no checkpoint" in refusal(capsys, "evaluate", tmp_path)
+    assert "no checkpoint" in refusal(capsys, "export", tmp_path, tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +210,19 @@ def step(iteration, seconds, **parts):
         "training_iteration": iteration,
         "time_total_s": seconds,
         "time_this_iter_s": 2.0,
-        "env_runners": {"pass_rate": 0.25, "tokens_per_second": 1234.5},
+        "env_runners": {
+            "pass_rate": 0.25,
+            "tokens_per_second": 1234.5,
+            "num_prompts": 6.0,
+            "num_completions": 48.0,
+        },
+        "timers": {
+            "rollout_s": 1.0,
+            "update_s": 0.6,
+            "plan_s": 0.0,
+            "record_s": 0.01,
+            "sync_s": 0.19,
+        },
         "replay": {"prompts": 7.0, "retired": 1.0, "num_prompts_replayed": 3.0},
         **parts,
     }
@@ -185,24 +232,92 @@ def test_progress_lines_align_and_hold_the_numbers():
     at_start = {"pass_at_1": 0.351, "pass_at_1_stderr": 0.024}
     progress = Progress({"training_iteration": 10})
     lines = progress.lines(step(1, 2.0, evaluation_at_start=at_start))
-    lines += progress.lines(step(2, 4.0, evaluation={"pass_at_1": 0.4}))
+    lines += progress.lines(step(2, 4.0, evaluation={"hard": {"pass_at_1": 0.4}}))
     header, start, first, second = lines
     assert start.split() == ["0", "35.1", "±", "2.4"]
-    assert first.split() == ["1", "25.0", "%", "7", "1", "3", "1,234", "2.0", "?"]
-    assert second.split() == [
-        "2",
-        "25.0",
-        "%",
-        "40.0",
-        "7",
-        "1",
-        "3",
-        "1,234",
-        "2.0",
-        "16",
-        "s",
+    cells = [" ".join(line.split()) for line in (first, second)]
+    assert cells == [
+        "1 25.0 % 0.50 7 1 1,234 2.0 1.0 0.6 ?",
+        "2 25.0 % 40.0 0.50 7 1 1,234 2.0 1.0 0.6 16 s",
     ]
     assert len(header) == len(first) == len(second)
+
+
+def test_the_parts_of_a_step_add_up_and_the_longest_come_first():
+    assert step_parts(step(1, 2.0)) == (
+        "2.0 s: rollout 1.0, update 0.6, other 0.2, sync 0.2"
+    )
+    evaluated = step(1, 2.0, time_this_iter_s=9.0, evaluation={})
+    assert step_parts(evaluated).startswith("9.0 s: evaluation and other 7.2, rollout")
+
+
+class Terminal(io.StringIO):
+    """A terminal that knows the two codes that move up and clear."""
+
+    def isatty(self):
+        return True
+
+    @property
+    def screen(self):
+        lines = [""]
+        for part in re.split(r"(\n|\x1b\[\d+F|\x1b\[J)", self.getvalue()):
+            if part == "\n":
+                lines.append("")
+            elif part.endswith("F"):
+                lines = lines[: -int(part[2:-1])]
+                lines[-1] = ""
+            elif part != "\x1b[J":
+                lines[-1] += part
+        return lines
+
+
+def test_a_terminal_shows_one_table_below_the_evaluations(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    display = Display(Progress({"training_iteration": 4}), terminal)
+    at_start = {"pass_at_1": 0.351, "pass_at_1_stderr": 0.024}
+    for i in (1, 2, 3):
+        parts = {"evaluation_at_start": at_start} if i == 1 else {}
+        parts |= {"evaluation": {"pass_at_1": 0.5}} if i == 2 else {}
+        display.on_trial_result(i, [], None, step(i, 2.0 * i, **parts))
+    lines = [line.strip() for line in terminal.screen]
+    assert lines[:2] == [
+        "Held-out pass@1 35.1 ± 2.4 % after 0 steps",
+        "Held-out pass@1 50.0 % after 2 steps",
+    ]
+    bar = "#" * 22 + "-" * 8
+    assert lines[3] == f"progress    [{bar}] 75 %, step 3, 2 s left"
+    assert "held-out    pass@1 50.0 % after 2 steps" in lines
+    assert "replay      rho 0.50, 7 prompts in the buffer, 1 retired" in lines
+    assert len(lines) == 11
+    assert display.results[-1]["training_iteration"] == 3
+
+
+def test_what_is_no_terminal_gets_a_line_a_step():
+    stream = io.StringIO()
+    display = Display(Progress({"training_iteration": 4}), stream)
+    for i in (1, 2):
+        display.on_trial_result(i, [], None, step(i, 2.0 * i))
+        display.on_step_end(i, [])
+    assert "\x1b" not in stream.getvalue()
+    # A legend of four lines between two empty ones, the header, and two steps.
+    assert len(stream.getvalue().splitlines()) == 9
+
+
+def test_logs_are_linked_at_once_and_kept_at_the_end(tmp_path):
+    session, run = tmp_path / "session_1", tmp_path / "run"
+    (session / "logs" / "old").mkdir(parents=True)
+    (session / "logs" / "worker.out").write_text("engine started")
+    (session / "logs" / "worker.err").write_text("")
+    (session / "logs" / "latest").symlink_to(session / "logs" / "worker.out")
+    link = link_logs(session, run)
+    assert (run / "logs" / "session_1" / "worker.out").read_text() == "engine started"
+    keep_logs(link)
+    shutil.rmtree(session)
+    kept = run / "logs" / "session_1"
+    assert sorted(p.name for p in kept.rglob("*")) == ["old", "worker.out"]
+    assert list(kept.parent.iterdir()) == [kept]
+    assert link_logs(tmp_path / "elsewhere", run) is None
 
 
 def test_time_left_follows_the_nearest_criterion_and_recent_steps():
@@ -262,6 +377,21 @@ def test_paragraphs_keep_indented_lines():
     assert text.splitlines()[-1] == "    " + "x" * 100
 
 
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path):
+    config = ExGRPOConfig().evaluation(
+        evaluation_interval=4, best_checkpoint_set="evaluation"
+    )
+    manager = _CheckpointManager(_checkpoint_config(config, 0))
+    for i, score in enumerate([0.4, 0.5, 0.3, math.nan]):
+        (tmp_path / str(i)).mkdir()
+        checkpoint = Checkpoint.from_directory(tmp_path / str(i))
+        manager.register_checkpoint(
+            _TrainingResult(checkpoint, {"checkpoint_score": score})
+        )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "3"]
+    assert manager.best_checkpoint_result.metrics == {"checkpoint_score": 0.5}
+
+
 # --- runs
 
 
@@ -282,7 +412,17 @@ def test_a_run_ends_with_results_checkpoint_and_plot(trained):
     assert len((folder / "trial" / "progress.csv").read_text().splitlines()) >= 3
     assert list((folder / "trial").glob("events.out.tfevents.*"))
     assert (folder / "trial" / "checkpoint_000000" / "replay_buffer").is_dir()
-    assert (folder / "learning_curve.png").is_file()
+    assert (folder / "report.html").read_text().count("<figure>") > 15
+    assert (folder / "report.png").is_file()
+    logs = list((folder / "logs").glob("session_*/worker-*.out"))
+    assert logs
+    questions = read_questions(folder)
+    # Both evaluations of the run, each problem of the 16 once.
+    assert sorted((q.iteration, q.prompt_id) for q in questions) == sorted(
+        {(q.iteration, q.prompt_id) for q in questions}
+    )
+    assert Counter(q.iteration for q in questions) == {0: 16, 2: 16}
+    assert json.loads((folder / "trial" / "versions.json").read_text())["ray"]
 
 
 def test_a_run_prints_little_and_nothing_of_ray(trained):
@@ -291,6 +431,17 @@ def test_a_run_prints_little_and_nothing_of_ray(trained):
     assert "Held-out pass@1: " in process.stdout
     assert "checkpoint_000000" in process.stdout
     assert len(process.stdout.splitlines()) < 30
+
+
+def test_a_run_can_be_looked_into(trained, capsys):
+    _, cwd = trained
+    folder = str(cwd / "results" / "own")
+    assert main(["replay", "list", folder]) == 0
+    prompt_id = capsys.readouterr().out.splitlines()[1].split()[0]
+    assert main(["replay", "show", folder, prompt_id]) == 0
+    assert "\n    user: " in capsys.readouterr().out  # from the run's own environment
+    assert main(["replay", "audit", folder, "--iteration", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Replayed at step 2")
 
 
 def test_all_our_metrics_of_a_real_result_are_in_the_table(trained):

@@ -1,8 +1,11 @@
+import re
+
 import pytest
 
 from rllib_exgrpo import ExGRPOConfig
 from rllib_exgrpo.envs import ArithmeticEnv
-from rllib_exgrpo.exgrpo import open_prompts
+from rllib_exgrpo.exgrpo_evaluation import check_evaluation_prompts, open_prompts
+from rllib_exgrpo.rollout_correction import RolloutCorrection
 
 
 def config_with(**knobs):
@@ -15,7 +18,7 @@ def config_with(**knobs):
 @pytest.mark.parametrize(
     ("knob", "value", "remedy"),
     [
-        ("group_size", 1, "a group needs at least 2"),
+        ("group_size", 1, "a group needs at least 2"),  # bug report 13
         ("replay_ratio", 1.5, "a number from 0 .* to 1"),
         ("replay_ratio", -0.1, "a number from 0 .* to 1"),
         ("replay_start_pass_rate", 1.0, "None to start at once"),
@@ -24,8 +27,19 @@ def config_with(**knobs):
         ("temperature", 0.0, "above 0"),
         ("success_threshold", 0.0, "above 0 and at most 1"),
         ("loss_aggregation", "mean", "'completion_mean', 'completion_sum'"),
+        ("max_resampled_prompts", -1, "at least 0"),
+        ("max_resampled_prompts", 0.5, "at least 0"),
+        ("behavior_logp_source", "vllm", "'engine', 'learner'"),
+        ("rollout_correction_level", "row", "'token', 'sequence'"),
+        ("rollout_correction_cap", 0.0, "or None to turn it off"),
+        ("rollout_correction_cap", 2.0, "`behavior_logp_source`='learner'"),
+        ("rollout_correction_range", (0.5, 0.9), "0 <= low < 1 < high"),
+        ("rollout_correction_range", (0.5, 2.0), "`behavior_logp_source`='learner'"),
+        ("use_liger_kernel", True, "set `num_gpus_per_learner`"),
+        ("max_rollout_logp_diff", -1.0, "or None to turn it off"),
         ("retired_prompts", "never", "'drop', 'until_pass_ends', 'keep'"),
-        ("prompt_format", "raw", "'auto', 'chat', 'plain'"),
+        ("prompt_format", "raw", "'auto', 'chat', 'plain', 'paper'"),
+        ("model_dtype", "float16", "'float32', 'bfloat16'"),
         ("zero_stage", 4, "None, 0, 1, 2, 3"),
         ("prompts_per_update", 0, "at least 1"),
         ("replay_ratio", "0.5", "a number, without quotes"),
@@ -35,6 +49,12 @@ def config_with(**knobs):
         ("plain_template", "Q:", "placeholder {prompt}"),
         ("model_name_or_path", "./no/such/model", "no such folder"),
         ("evaluation_temperature", -1.0, "0 \\(greedy\\) or more"),
+        ("evaluation_max_prompts", 0, "at least 1, or None"),
+        ("model_dtype", "bf16", "'float32', 'bfloat16'"),
+        ("minibatch_size", 64, "no effect on ExGRPO; set `prompts_per_update`"),
+        ("num_epochs", 3, "no effect on ExGRPO"),
+        ("gamma", 0.9, "nothing is discounted"),
+        ("model", {"fcnet_hiddens": [8]}, "`language_model\\(\\)`"),
     ],
 )
 def test_bad_values_are_refused_with_knob_value_and_remedy(knob, value, remedy):
@@ -44,16 +64,109 @@ def test_bad_values_are_refused_with_knob_value_and_remedy(knob, value, remedy):
     assert repr(value) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        # Bug reports 16 and 17: whatever cuts or reweighs the distribution biases
+        # every importance ratio.
+        ("top_p", "the model's full distribution"),
+        ("top_k", "the model's full distribution"),
+        ("repetition_penalty", "the model's full distribution"),
+        ("generation_config", "the model's full distribution"),
+        ("override_generation_config", "the model's full distribution"),
+        ("logits_processors", "the model's full distribution"),
+        ("logprobs_mode", "log-probs of the sampling distribution"),
+        ("temperature", "`temperature` of `engine"),
+        ("dtype", "`model_dtype` sets it"),
+        ("max_model_len", "`max_prompt_tokens`"),
+    ],
+)
+def test_engine_arguments_that_change_the_log_probs_are_refused(name, reason):
+    config = config_with(engine_kwargs={name: 0.9})
+    with pytest.raises(ValueError, match=f"`engine_kwargs`.*'{name}': .*{reason}"):
+        config.validate()
+
+
+def test_without_an_entropy_bonus_idle_completions_are_skipped():
+    assert not config_with().skips_zero_advantages
+    assert config_with(entropy_coeff=0.0).skips_zero_advantages
+    assert config_with(skip_zero_advantage_groups=True).skips_zero_advantages
+
+
+def test_a_correction_is_what_its_knobs_say():
+    config = config_with(
+        behavior_logp_source="learner",
+        rollout_correction_level="sequence",
+        rollout_correction_cap=2.0,
+        rollout_correction_range=(0.5, 2.0),
+    )
+    config.validate()
+    expected = RolloutCorrection(level="sequence", cap=2.0, keep_range=(0.5, 2.0))
+    assert config.rollout_correction == expected
+    assert config_with().rollout_correction == RolloutCorrection()
+
+
 def test_divisibility_is_explained_in_prompts():
     config = config_with(prompts_per_step=6, prompts_per_update=4)
     with pytest.raises(ValueError, match="both count prompts.*4 or 8 would do"):
         config.validate()
 
 
+def test_settings_that_rllib_derives_are_not_refused():
+    config = config_with(num_learners=2, zero_stage=1)
+    assert config.train_batch_size_per_learner is not None  # derived
+    config.validate()
+    with pytest.raises(ValueError, match="`train_batch_size_per_learner` is 64"):
+        config.training(train_batch_size_per_learner=64).validate()
+
+
 def test_several_learners_need_a_zero_stage():
     config = config_with(num_learners=2)
     with pytest.raises(ValueError, match="`zero_stage` is None.*`num_learners`=2"):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"gradient_clipping": 2.0}, "`grad_clip` controls"),  # bug report 37
+        ({"gradient_accumulation_steps": 2}, "`max_tokens_per_micro_batch`"),
+        ({"train_batch_size": 8}, "`prompts_per_update` and `group_size`"),
+        ({"train_micro_batch_size_per_gpu": 8}, "`max_tokens_per_micro_batch`"),
+        ({"optimizer": {"type": "Adam"}}, "`lr`, `adam_betas`"),
+        ({"scheduler": {"type": "WarmupLR"}}, "`lr` controls"),
+        ({"bf16": {"enabled": True}}, "`model_dtype`"),
+        ({"fp16": {"enabled": True}}, "`model_dtype`"),
+        ({"zero_optimization": {"stage": 3}}, "stage 3 and `zero_stage` for 1"),
+        ({"zero_optimization": {"offload_param": {}}}, "`zero_stage`=3 or more"),
+    ],
+)
+def test_deepspeed_settings_with_a_knob_are_refused(settings, remedy):
+    config = config_with(zero_stage=1, deepspeed_config=settings)
+    with pytest.raises(ValueError, match=remedy) as caught:
+        config.validate()
+    assert "`deepspeed_config`" in str(caught.value)
+
+
+def test_deepspeed_settings_need_a_zero_stage():
+    with pytest.raises(ValueError, match="no effect without DeepSpeed"):
+        config_with(deepspeed_config={"wall_clock_breakdown": True}).validate()
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        [[0, 1e-6]],
+        [[5, 1e-6], [10, 0]],
+        [[0, 1], [0, 2]],
+        [[0, -1], [1, 1]],
+        [0, 1],
+        None,
+    ],
+)
+def test_a_bad_learning_rate_schedule_is_refused(lr):
+    with pytest.raises(ValueError, match="`lr` is .*completions sampled"):
+        config_with(lr=lr).validate()
 
 
 def test_replay_buffer_knobs_are_checked():
@@ -69,6 +182,11 @@ def test_unknown_settings_in_a_dict_are_refused_with_the_nearest_name():
     for method in ("language_model", "training"):
         with pytest.raises(ValueError, match=f"`{method}` is not a setting"):
             ExGRPOConfig().update_from_dict({method: "x"})
+    for other, own in (("learning_rate", "lr"), ("num_generations", "group_size")):
+        with pytest.raises(ValueError, match=f"did you mean `{own}`"):
+            ExGRPOConfig().update_from_dict({other: 1})
+        with pytest.raises(ValueError, match=f"did you mean `{own}`"):
+            ExGRPOConfig().training(**{other: 1})
     config = ExGRPOConfig().update_from_dict({"replay_ratio": 0.25, "lr": 1e-5})
     assert (config.replay_ratio, config.lr) == (0.25, 1e-5)
 
@@ -132,6 +250,27 @@ def test_long_prompts_are_refused_or_dropped(caplog):
         open_prompts(config_with(max_prompt_tokens=3, long_prompts="drop"))
 
 
+def test_evaluation_questions_among_the_training_ones_are_reported(caplog):
+    # The same split with the same seed: the first 12 training problems.
+    same = {"env_config": {"num_problems": 12}}
+    config = config_with(max_completion_tokens=64).evaluation(
+        evaluation_sets={"same": same, "heldout": {"env_config": {"split": "heldout"}}}
+    )
+    training = open_prompts(config)
+    check_evaluation_prompts(config, training)
+    found = (
+        r"12 of 12 questions of the evaluation set 'same' are training questions too.*"
+        r"numbers 0, 1, .*, 9, \.\.\., counted from 0"
+    )
+    assert re.search(found, caplog.text)
+    assert "'heldout'" not in caplog.text
+    with pytest.raises(ValueError, match=f"{found}.*`prompt_overlap` to 'warn'"):
+        check_evaluation_prompts(config.evaluation(prompt_overlap="error"), training)
+    caplog.clear()
+    check_evaluation_prompts(config.evaluation(prompt_overlap="ignore"), training)
+    assert not caplog.text
+
+
 def test_an_environment_without_prompt_ids_is_refused():
     config = ExGRPOConfig().environment("CartPole-v1")
     with pytest.raises(ValueError, match="has no `prompt_ids`.*VerifiableTextEnv"):
@@ -141,4 +280,26 @@ def test_an_environment_without_prompt_ids_is_refused():
 def test_unknown_environment_settings_name_the_nearest():
     config = ExGRPOConfig().environment(ArithmeticEnv, env_config={"digit": (1, 2)})
     with pytest.raises(ValueError, match="`digit`.*`digits`"):
+        open_prompts(config)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    config = config_with(model_name_or_path=str(tmp_path))
+    with pytest.raises(ValueError, match="`model_name_or_path`.*no weights.*config.j"):
+        config.validate()
+
+
+def test_sequences_beyond_the_models_positions_are_refused():
+    # The embedded model reads 16,384 tokens.
+    config = config_with(max_prompt_tokens=1024, max_completion_tokens=15361)
+    with pytest.raises(ValueError, match="make 16385 tokens, but the model reads 163"):
+        open_prompts(config)
+    config.language_model(model_config_overrides={"max_position_embeddings": 16385})
+    assert len(open_prompts(config).ids) == 2048
+
+
+def test_a_bad_environment_is_told_before_the_model_is_looked_for():
+    config = ExGRPOConfig().environment("CartPole-v1").language_model("no/model")
+    with pytest.raises(ValueError, match="has no `prompt_ids`"):
         open_prompts(config)

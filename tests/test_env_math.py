@@ -72,7 +72,8 @@ def test_ids_survive_reordering_and_equal_rows_are_one_problem(write, make, capl
     with caplog.at_level(logging.INFO):
         ids = make(write(rows)).prompt_ids
     assert len(ids) == 2
-    assert "2 problems; 1 rows repeated one" in caplog.text
+    assert "rows that repeat a problem: 1 (rows 2)" in caplog.text
+    assert "2 problems from 3 rows" in caplog.text
     assert set(make(write(rows[::-1])).prompt_ids) == set(ids)
 
 
@@ -115,7 +116,7 @@ def test_unusable_gold_names_the_row_or_is_dropped(write, make, caplog, gold):
         _ = make(path).prompt_ids
     with caplog.at_level(logging.WARNING):
         assert len(make(path, on_bad_rows="drop").prompt_ids) == 1
-    assert caplog.text.count("rows left out") == 1
+    assert caplog.text.count("rows left out (row numbers count from 0)") == 1
 
 
 def test_one_question_with_two_answers_is_refused(write, make):

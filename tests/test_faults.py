@@ -69,11 +69,13 @@ class Runners:
 
 def dispatched(runners, timeout_s=None):
     dispatcher = RolloutDispatcher(
-        runners, revive=runners.revive, seed=0, timeout_s=timeout_s
+        runners,
+        revive=runners.revive,
+        seed=0,
+        weights_version=lambda: 3,
+        timeout_s=timeout_s,
     )
-    dispatcher.start(
-        [10, 11, 12, 13], [4] * 4, temperature=1.0, iteration=0, weights_version=3
-    )
+    dispatcher.start([10, 11, 12, 13], [4] * 4, temperature=1.0, steps_done=0)
     return dispatcher
 
 

@@ -15,9 +15,14 @@ def result(lifetime, replayed=0, pass_at_1=None, at_start=None):
         "replay": {"num_prompts_replayed": replayed},
     }
     if pass_at_1 is not None:
-        made["evaluation"] = {"pass_at_1": pass_at_1, "pass_at_1_stderr": 0.02}
+        made["evaluation"] = {
+            "pass_at_1": pass_at_1,
+            "pass_at_1_low": pass_at_1 - 0.02,
+            "pass_at_1_high": pass_at_1 + 0.02,
+            "amc": {"pass_at_1": 0.1},
+        }
     if at_start is not None:
-        made["evaluation_at_start"] = {"pass_at_1": at_start, "pass_at_1_stderr": 0.03}
+        made["evaluation_at_start"] = {"pass_at_1": at_start}
     return made
 
 
@@ -33,7 +38,16 @@ def test_points_of_a_run():
     curve = LearningCurve.from_results(RESULTS, "run")
     np.testing.assert_array_equal(curve.completions, [0, 512, 992])
     np.testing.assert_array_equal(curve.pass_at_1, [0.3, 0.4, 0.5])
-    np.testing.assert_array_equal(curve.stderr, [0.03, 0.02, 0.02])
+    np.testing.assert_allclose(curve.low, [math.nan, 0.38, 0.48])
+    np.testing.assert_allclose(curve.high, [math.nan, 0.42, 0.52])
+
+
+def test_points_of_a_named_evaluation_set():
+    curve = LearningCurve.from_results(RESULTS, "run", "amc")
+    np.testing.assert_array_equal(curve.completions, [512, 992])
+    np.testing.assert_array_equal(curve.pass_at_1, [0.1, 0.1])
+    with pytest.raises(ValueError, match="no evaluation"):
+        LearningCurve.from_results(RESULTS, "run", "aime")
 
 
 def test_replay_starts_where_the_first_replaying_step_begins():
@@ -52,14 +66,18 @@ def test_a_run_without_evaluation_is_refused():
 
 
 def test_results_file_with_nan_and_an_unfinished_line(tmp_path):
-    lines = [json.dumps({"x": math.nan}), json.dumps({"x": 2})]
+    lines = [
+        json.dumps({"training_iteration": 1, "x": math.nan}),
+        json.dumps({"training_iteration": 2, "x": 1}),
+        json.dumps({"training_iteration": 2, "x": 2}),  # made again after a resume
+    ]
     file = tmp_path / "trial" / "result.json"
     file.parent.mkdir()
     file.write_text("\n".join(lines) + '\n{"x":')
     results = read_results(tmp_path)
     assert math.isnan(results[0]["x"])
-    assert results[1:] == [{"x": 2}]
-    assert read_results(file)[1:] == [{"x": 2}]
+    assert [r["x"] for r in results[1:]] == [2]
+    assert read_results(file)[1:] == results[1:]
 
 
 def test_a_folder_must_hold_one_run(tmp_path):

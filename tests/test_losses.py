@@ -94,7 +94,7 @@ def test_masked_tokens_have_no_part():
 
 
 def test_extreme_ratio_of_a_stale_token_does_not_poison_the_row():
-    # Public reports: exp(89) overflows, and 0 * inf in backward gives NaN.
+    # Bug report 14: exp(89) overflows, and 0 * inf in backward gives NaN.
     current = torch.tensor([[-0.1, -2.0, 0.0]], requires_grad=True)
     behavior = torch.tensor([[-0.1, -91.0, -200.0]])
     mask = torch.tensor([[True, True, False]])
@@ -196,3 +196,35 @@ def test_entropy_loss_is_minus_the_mean_over_counted_tokens():
 def test_ratio_bound_leaves_useful_ratios_alone():
     output, _ = loss_of([[MAX_LOG_RATIO - 1e-3]], [1.0], clip_eps=None)
     assert not output.clipped.any()
+
+
+def test_token_weights_scale_fresh_tokens_alone():
+    # A = 1, w = 1: fresh -1 * 0.5 - 1 * 2, replayed -2 / 1.1.
+    output = mixed_policy_loss(
+        torch.zeros(2, 2),
+        torch.zeros(2, 2),
+        torch.ones(2),
+        torch.ones(2, 2, dtype=torch.bool),
+        torch.tensor([False, True]),
+        clip_eps=0.2,
+        shaping_beta=0.1,
+        denominator=1.0,
+        token_weights=torch.tensor([[0.5, 2.0], [9.0, 9.0]]),
+    )
+    assert output.loss.item() == pytest.approx(-2.5 - 2 / 1.1)
+    assert output.weight[0].tolist() == [0.5, 2.0]
+    assert output.ratio.tolist() == [[1, 1], [1, 1]]
+
+
+def test_each_row_may_have_a_denominator_of_its_own():
+    output = mixed_policy_loss(
+        torch.zeros(2, 2),
+        torch.zeros(2, 2),
+        torch.ones(2),
+        torch.ones(2, 2, dtype=torch.bool),
+        torch.tensor([False, False]),
+        clip_eps=None,
+        shaping_beta=None,
+        denominator=torch.tensor([2.0, 4.0]),
+    )
+    assert output.loss.item() == pytest.approx(-2 / 2 - 2 / 4)

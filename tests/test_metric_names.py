@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_exgrpo.evaluation.metrics import evaluation_metrics
+from rllib_exgrpo.evaluation.questions import question_from_group
 from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
 from rllib_exgrpo.loss_metrics import summarize
 from rllib_exgrpo.metric_names import (
@@ -18,7 +20,7 @@ from rllib_exgrpo.metric_names import (
     value_of,
 )
 from rllib_exgrpo.records import Completion, Group, RolloutResult
-from rllib_exgrpo.rollout_metrics import evaluation_metrics, rollout_metrics
+from rllib_exgrpo.rollout_metrics import rollout_metrics
 
 
 def group(prompt_id, source):
@@ -26,21 +28,69 @@ def group(prompt_id, source):
         Completion(np.array([1, 2], np.int32), np.zeros(2, np.float32), reward, 0)
         for reward in (0.0, 1.0)
     ]
-    return Group(prompt_id, np.array([1], np.int32), completions, source=source)
+    return Group(
+        prompt_id,
+        np.array([1], np.int32),
+        completions,
+        source=source,
+        reasons=["wrong", "ok"],
+        answers=["1", "2"],
+    )
+
+
+def evaluated(groups):
+    return evaluation_metrics(
+        [
+            question_from_group(
+                g, evaluation_set="", iteration=0, success_threshold=1.0
+            )
+            for g in groups
+        ]
+    )
 
 
 def test_metrics_of_rollouts_evaluations_and_the_buffer_are_in_the_table():
     groups = [group("a", "amc"), group("b", "aime")]
-    results = [RolloutResult(groups, 0, reasons={"ok": 2, "wrong": 2})]
+    results = [RolloutResult(groups, 0)]
     logged = {
-        "env_runners": rollout_metrics(groups, results, success_threshold=1.0),
-        "evaluation": evaluation_metrics(groups, success_threshold=1.0),
-        "evaluation_at_start": evaluation_metrics(groups, success_threshold=1.0),
+        "env_runners": rollout_metrics(groups, [results], success_threshold=1.0),
+        "evaluation": evaluated(groups),
+        "evaluation/named": evaluated(groups),
+        "evaluation_at_start": evaluated(groups),
         "replay": ExGRPOReplayBuffer(group_size=8).get_metrics(),
     }
     names = [f"{key}/{name}" for key, metrics in logged.items() for name in metrics]
     assert [n for n in names if find_metric(n) is None] == []
-    assert {"evaluation/pass_at_1_of_amc", "replay/bucket_7"} <= set(names)
+    assert {"evaluation/maj_at_2_low_of_amc", "replay/bucket_7"} <= set(names)
+    assert logged["env_runners"]["verdict_ok_fraction"] == 0.5
+
+
+def test_groups_that_teach_nothing_are_counted():
+    # Bug report 12: three of four groups have one reward throughout, 0.35 among them.
+    def of(rewards):
+        completions = [
+            Completion(np.array([1], np.int32), np.zeros(1, np.float32), reward, 0)
+            for reward in rewards
+        ]
+        return Group("a", np.array([1], np.int32), completions)
+
+    groups = [of([0.35] * 8), of([1.0] * 8), of([0.0] * 8), of([0.35] * 7 + [0.0])]
+    metrics = rollout_metrics(groups, [], success_threshold=1.0)
+    assert metrics["zero_advantage_group_fraction"] == 0.75
+
+
+def test_rounds_of_resampling_take_their_time_one_after_the_other():
+    groups = [group("a", "amc"), group("b", "amc"), group("c", "amc")]
+    rounds = [
+        [
+            RolloutResult(groups[:1], 0, {"generate": 3.0}),
+            RolloutResult(groups[1:2], 0, {"generate": 1.0}),
+        ],
+        [RolloutResult(groups[2:], 0, {"generate": 2.0})],
+    ]
+    metrics = rollout_metrics(groups, rounds, success_threshold=1.0)
+    assert metrics["generate_s"] == 5.0  # the slower of two, then the second round
+    assert metrics["num_prompts_resampled"] == 1
 
 
 def test_metrics_of_the_learner_are_in_the_table():

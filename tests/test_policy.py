@@ -1,11 +1,16 @@
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rllib_exgrpo.batching import pad, rows_from_candidates
+from rllib_exgrpo.exgrpo_learner import ExGRPOLearner
 from rllib_exgrpo.policy import LanguagePolicy, load_tokenizer, resolve_model
 from rllib_exgrpo.records import Completion
+from rllib_exgrpo.training_engine import TorchEngine, UpdateRules
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def plain_scores(model, rows, row, temperature=1.0):
 
 @pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 1000), (0.7, 3)])
 def test_scores_are_those_of_each_row_alone(model, rows, temperature, chunk):
-    policy = LanguagePolicy(model, temperature=temperature, tokens_per_chunk=chunk)
+    policy = LanguagePolicy(model, temperature=temperature, logits_per_chunk=60 * chunk)
     batch = pad(rows)
     with torch.no_grad():
         scores = policy(batch.input_ids, batch.attention_mask, batch.prediction_mask)
@@ -64,6 +69,19 @@ def test_scores_are_those_of_each_row_alone(model, rows, temperature, chunk):
         )
 
 
+def test_a_score_does_not_depend_on_padding_or_on_what_is_scored_beside_it(model, rows):
+    learner = object.__new__(ExGRPOLearner)  # without RLlib's set-up
+    learner._device = torch.device("cpu")
+    learner.engine = TorchEngine(LanguagePolicy(model), lr=0.0, rules=UpdateRules())
+    for batches in ([[0, 1, 2, 3]], [[2], [0], [], [3], [1]], [[1, 3], [2, 0]]):
+        scores = learner.score([rows.take(np.array(b, int)) for b in batches])
+        order = [row for batch in batches for row in batch]
+        for place, row in enumerate(order):
+            logp, entropy = plain_scores(model, rows, row)
+            expected = [entropy.mean().item(), -logp.mean().item()]
+            np.testing.assert_allclose(scores[:, place], expected, **TIGHT)
+
+
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -71,7 +89,7 @@ def test_chunks_change_neither_values_nor_gradients(model, rows):
     batch = pad(rows)
 
     def gradients(chunk):
-        policy = LanguagePolicy(model, tokens_per_chunk=chunk)
+        policy = LanguagePolicy(model, logits_per_chunk=60 * chunk)
         model.zero_grad()
         scores = policy(batch.input_ids, batch.attention_mask, batch.prediction_mask)
         (scores.logp.sum() + 0.3 * scores.entropy.sum()).backward()
@@ -92,6 +110,20 @@ def test_architectures_that_change_their_logits_are_refused(model):
         LanguagePolicy(Capped(model.config)).check_head()
 
 
+def test_liger_kernels_leave_the_head_alone(model, monkeypatch):
+    calls = []
+    stub = types.ModuleType("liger_kernel.transformers")
+    stub._apply_liger_kernel_to_instance = lambda *args, **kw: calls.append((args, kw))
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stub)
+    LanguagePolicy(model).use_liger_kernel()
+    off = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert calls == [((model,), off)]
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    with pytest.raises(ImportError, match="pip install liger-kernel"):
+        LanguagePolicy(model).use_liger_kernel()
+
+
 def test_the_embedded_model_is_found_by_name():
     tokenizer = load_tokenizer("tiny-arithmetic")
     assert tokenizer.decode(tokenizer("1 + 2\n").input_ids) == "1 + 2\n"
@@ -105,3 +137,24 @@ def test_a_missing_folder_is_named():
 def test_an_unreachable_hub_name_is_named():
     with pytest.raises(ValueError, match="`model_name_or_path`='nobody/nothing'"):
         load_tokenizer("nobody/nothing")
+
+
+def test_checkpointed_layers_run_twice_and_give_the_same_gradients():
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        policy = LanguagePolicy.from_pretrained(
+            "tiny-arithmetic", gradient_checkpointing=checkpointing
+        )
+        count = [0]
+        for layer in policy.model.model.layers:
+            layer.input_layernorm.register_forward_hook(
+                lambda *_, count=count: count.__setitem__(0, count[0] + 1)
+            )
+        ids = torch.arange(5, 25).reshape(2, 10)
+        mask = torch.ones(2, 9, dtype=torch.bool)
+        policy(ids, torch.ones_like(ids, dtype=torch.bool), mask).logp.sum().backward()
+        gradients.append([p.grad for p in policy.parameters()])
+        calls.append(count[0])
+    assert calls == [4, 8]  # four layers, again in the backward pass
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain, atol=1e-5, rtol=1e-5)

@@ -244,13 +244,16 @@ def test_selection_rules(rule, needs, token):
     draws = buffer.draw(1, 0)
     scores = None if needs is None else [np.array([0.5, 0.1, 0.9])]
     (chosen,) = buffer.choose(draws, scores)
-    assert chosen.token_ids.tolist() == [token]
+    assert chosen.completion.token_ids.tolist() == [token]
 
 
 def test_random_selection_takes_each_candidate_as_often():
     """A right implementation fails this for less than one seed in a million."""
     buffer = filled(num_prompts=1, correct=3, completion_selection="random")
-    tokens = [buffer.choose(buffer.draw(1, 0))[0].token_ids.item() for _ in range(3000)]
+    tokens = [
+        buffer.choose(buffer.draw(1, 0))[0].completion.token_ids.item()
+        for _ in range(3000)
+    ]
     counts = np.bincount(tokens)[1:]
     # Each is binomial(3000, 1 / 3), deviation 25.8; 5.2 of them is 1e-7 a side.
     assert (abs(counts - 1000) < 5.2 * 25.8).all()
@@ -259,7 +262,7 @@ def test_random_selection_takes_each_candidate_as_often():
 def test_among_equal_scores_the_older_is_taken():
     buffer = filled(num_prompts=1, correct=3)
     (chosen,) = buffer.choose(buffer.draw(1, 0), [np.ones(3)])
-    assert chosen.token_ids.tolist() == [1]
+    assert chosen.completion.token_ids.tolist() == [1]
 
 
 def test_a_candidate_cap_offers_the_newest():
@@ -269,7 +272,7 @@ def test_a_candidate_cap_offers_the_newest():
 
 
 def usage(buffer, prompt_id, field):
-    rows = buffer._rows_of(buffer.prompts.row(prompt_id))
+    rows = buffer.rows_of(prompt_id)
     return buffer.store.table[field][rows].tolist()
 
 
@@ -283,12 +286,47 @@ def test_replays_and_scores_are_kept_with_the_completions():
     assert np.isnan(usage(buffer, 0, "nll")).all()
 
 
+def test_scores_of_the_current_weights_are_offered_again_and_older_ones_are_not():
+    buffer = filled(num_prompts=1, correct=2)
+    (draw,) = buffer.draw(1, 4)
+    assert np.isnan(draw.scores).all()
+    buffer.choose([draw], [np.array([0.5, 0.25])])
+    assert buffer.draw(1, 4)[0].scores.tolist() == [0.5, 0.25]
+    buffer.record([group(0, 1, version=4, first=7)], 2)  # a newcomer has no score
+    np.testing.assert_array_equal(buffer.draw(1, 4)[0].scores, [0.5, 0.25, np.nan])
+    assert np.isnan(buffer.draw(1, 5)[0].scores).all()
+
+
+def test_a_choice_tells_why_it_was_made():
+    buffer = filled(num_prompts=1, correct=3, completion_selection="highest_entropy")
+    (choice,) = buffer.choose(buffer.draw(1, 6), [np.array([0.25, 0.75, 0.5])])
+    assert (choice.prompt_id, choice.bucket, choice.probability) == (0, 3, 1.0)
+    assert (choice.score, choice.mean_score) == (0.75, 0.5)
+    assert (choice.rank, choice.num_candidates) == (3, 3)
+    assert choice.age == 6  # weights 6 now, weights 0 sampled it
+
+
+def test_a_choice_without_scores_has_no_rank():
+    buffer = filled(num_prompts=1, correct=2, completion_selection="newest")
+    (choice,) = buffer.choose(buffer.draw(1, 0))
+    assert (choice.rank, choice.num_candidates) == (0, 2)
+    assert np.isnan(choice.score) and np.isnan(choice.mean_score)
+
+
+def test_distinct_replayed_prompts_are_counted_once():
+    buffer = filled(num_prompts=2)
+    for num in (1, 2, 2):
+        draws = buffer.draw(num, 0)
+        buffer.choose(draws, [np.zeros(len(d.candidates)) for d in draws])
+    assert buffer.get_metrics()["distinct_prompts_replayed"] == 2
+
+
 def test_choosing_from_a_draw_whose_completions_are_gone_counts_nothing():
     buffer = filled(num_prompts=1, correct=2)
     draws = buffer.draw(1, 0)
     buffer.record([group(0, 4), group("new", 2)], 2)  # reuses the rows
     (chosen,) = buffer.choose(draws, [np.array([0.1, 0.2])])
-    assert chosen.token_ids.tolist() == [1]
+    assert chosen.completion.token_ids.tolist() == [1]
     assert usage(buffer, "new", "times_replayed") == [0, 0]
 
 
@@ -331,6 +369,7 @@ def test_metrics_are_flat_floats():
     buffer.record([group(0, 4), group(1, 0)], 2)
     assert buffer.get_metrics() == {
         "prompts": 2.0, "completions": 4.0, "tokens": 4.0, "retired": 1.0,
+        "distinct_prompts_replayed": 0.0,
         "bucket_0": 1.0, "bucket_1": 0.0, "bucket_2": 1.0, "bucket_3": 0.0,
     }  # fmt: skip
 

@@ -32,6 +32,12 @@ class NaiveBuffer:
         self.bucket = {}  # prompt id -> k
         self.stored = {}  # prompt id -> [[key, replays, entropy]], oldest first
         self.retired = set()
+        self.replays = {}  # prompt id -> how often, while it is known
+        self.distinct = 0
+
+    def replay(self, p):
+        self.distinct += p not in self.replays
+        self.replays[p] = self.replays.get(p, 0) + 1
 
     def record(self, groups):
         for group in groups:
@@ -72,6 +78,7 @@ class NaiveBuffer:
             ]
             if not self.stored[p]:
                 self.forget(p)
+                self.replays.pop(p, None)
 
     @property
     def drawable(self):
@@ -151,11 +158,14 @@ class ReplayMachine(RuleBasedStateMachine):
         for draw, score, item in zip(draws, scores, chosen, strict=True):
             offered = self.model.stored[draw.prompt_id][-most:]
             best = score.tolist().index(min(score))
-            assert key(item) == offered[best][0]
+            assert key(item.completion) == offered[best][0]
             offered[best][1] += 1
             for stored, value in zip(offered, score, strict=True):
                 stored[2] = value
-            self.chosen[draw.prompt_id] = item
+            self.chosen[draw.prompt_id] = item.completion
+            self.model.replay(draw.prompt_id)
+            assert item.rank == 1
+            assert item.age == self.version + ahead - item.completion.weights_version
 
     @rule()
     def restore_from_a_state(self):
@@ -194,13 +204,17 @@ class ReplayMachine(RuleBasedStateMachine):
             expected = model.stored.get(p, [])
             assert [key(c) for c in buffer.completions(p)] == [i[0] for i in expected]
             if expected:
-                rows = buffer._rows_of(buffer.prompts.row(p))
+                rows = buffer.rows_of(p)
                 replays = store.table["times_replayed"][rows].tolist()
                 assert replays == [i[1] for i in expected]
                 entropy = store.table["entropy"][rows].tolist()
                 assert [None if np.isnan(e) else e for e in entropy] == [
                     i[2] for i in expected
                 ]
+        for p, replays in model.replays.items():
+            row = buffer.prompts.row(p)
+            assert buffer.prompts.table["times_replayed"][row] == replays
+        assert buffer.get_metrics()["distinct_prompts_replayed"] == model.distinct
         everything = list(itertools.chain.from_iterable(model.stored.values()))
         assert buffer.num_completions == len(everything)
         assert store.num_tokens == sum(len(i[0][0]) for i in everything)

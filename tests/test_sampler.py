@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rllib_exgrpo.batching import pad, rows_from_candidates
+from rllib_exgrpo.exgrpo_rollout import request_seed
 from rllib_exgrpo.policy import (
     LanguagePolicy,
     load_tokenizer,
@@ -22,15 +23,14 @@ ENGINE = {"kv_cache_memory_bytes": 2**27, "enforce_eager": True}
 LONG_PROMPT = "What is 12 + 34?\n" * 20  # 340 tokens: more than two cache blocks
 
 
-def make_sampler(path: str, **kwargs) -> VLLMSampler:
+def make_sampler(path: str, engine=None) -> VLLMSampler:
     return VLLMSampler(
         model_name_or_path=path,
         tokenizer=load_tokenizer(path),
         dtype="float32",
         max_prompt_tokens=400,
         max_completion_tokens=48,
-        engine_kwargs=ENGINE,
-        **kwargs,
+        engine_kwargs={**ENGINE, **(engine or {})},
     )
 
 
@@ -80,6 +80,8 @@ def learner_logp(policy, prompt, sample) -> np.ndarray:
     return scores.logp.numpy()
 
 
+# Bug reports 20, 21, 30 and 33: the sampled tokens' own log-probs, float32 parity, no
+# stale prefix cache, tied and untied heads.
 @pytest.mark.parametrize("text", ["What is 58 + 367?\n", LONG_PROMPT])
 def test_log_probs_are_the_learners_before_and_after_new_weights(model, text):
     path, sampler = model
@@ -97,6 +99,32 @@ def test_log_probs_are_the_learners_before_and_after_new_weights(model, text):
             expected = learner_logp(policy, prompt, sample)
             # float32 noise of two implementations; a stale cache differs by over 0.1
             np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
+
+
+def test_what_was_sampled_before_leaves_no_trace(model):
+    path, sampler = model
+    prompt = encode(path, LONG_PROMPT)
+    ((first,),) = sampler.sample([prompt], [1], temperature=1.0, seed=3)
+    ((again,),) = sampler.sample([prompt], [1], temperature=1.0, seed=3)
+    np.testing.assert_array_equal(again.logp, first.logp)
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_engine_samples_like_the_learner():
+    path = resolve_model("tiny-arithmetic")
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    sampler = make_sampler(path, parallel)
+    policy = LanguagePolicy.from_pretrained(path)
+    prompt = encode(path, "What is 58 + 367?\n")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.05)
+    sampler.load_weights(policy.model.state_dict())
+    (samples,) = sampler.sample([prompt], [4], temperature=1.0, seed=3)
+    sampler.close()
+    for sample in samples:
+        expected = learner_logp(policy, prompt, sample)
+        np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
 
 
 def test_a_temperature_is_part_of_the_log_probs(model):
@@ -117,11 +145,38 @@ def test_groups_have_the_size_asked_for_and_differ(model):
     groups = sampler.sample([prompt] * 3, [8, 8, 3], temperature=1.0, seed=0)
     assert [len(group) for group in groups] == [8, 8, 3]
     distinct = {tuple(s.token_ids) for group in groups[:2] for s in group}
-    # A model's own generation config with top_k 1 would leave a single one.
+    # Bug report 17: the model's own generation config has top_k 1 and would leave one.
     assert len(distinct) >= 6
     for group in groups:
         for sample in group:
             assert len(sample.token_ids) == len(sample.logp)
+
+
+def test_every_prompt_gets_its_own_completions(model):
+    # Bug report 32: 5 prompts of 8, each completion with its own tokens and log-probs.
+    path, sampler = model
+    policy = LanguagePolicy.from_pretrained(path)
+    sampler.load_weights(policy.model.state_dict())
+    prompts = [encode(path, f"What is {n}867 + 3674?\n") for n in range(1, 6)]
+    groups = sampler.sample(prompts, [8] * 5, temperature=1.0, seed=4)
+    assert [len(group) for group in groups] == [8] * 5
+    for prompt, group in zip(prompts, groups, strict=True):
+        assert len({tuple(s.token_ids) for s in group}) > 1
+        for sample in group[:2]:
+            expected = learner_logp(policy, prompt, sample)
+            np.testing.assert_allclose(sample.logp, expected, atol=1e-4)
+
+
+def test_requests_of_one_step_draw_different_samples(model):
+    # Bug report 31: two env runners with the same prompt, and a later round.
+    path, sampler = model
+    prompt = encode(path, "What is 5867 + 3674?\n")
+    seeds = [request_seed(7, 1, *rest) for rest in ((0, 0), (0, 1), (2, 0))]
+    assert len({*seeds, request_seed(8, 1, 0, 0), request_seed(7, 2, 0, 0)}) == 5
+    groups = [sampler.sample([prompt], [8], temperature=1.0, seed=s)[0] for s in seeds]
+    texts = [{tuple(s.token_ids) for s in group} for group in groups]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+    assert len(texts[0] | texts[1]) >= 12  # of 16
 
 
 def test_the_seed_decides(model):
@@ -158,6 +213,7 @@ def test_a_length_limit_marks_completions_as_truncated(model):
     assert all(s.truncated and len(s.token_ids) == 3 for s in group)
 
 
+# Bug report 18; `tests/test_sampler_outputs.py` has the rest of it.
 def test_all_declared_end_tokens_end_a_completion(tmp_path):
     path = odd_generation_config(tmp_path)
     assert stop_token_ids(path, load_tokenizer(path)) == [1, 7]

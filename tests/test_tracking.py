@@ -5,14 +5,13 @@ import logging
 import struct
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import wandb
 
-from rllib_exgrpo.exgrpo_wandb import WandbTracker
-from rllib_exgrpo.policy import load_tokenizer
-from rllib_exgrpo.records import Completion, Group
-from rllib_exgrpo.samples import SAMPLES, rows_of, sample_texts
+from rllib_exgrpo.evaluation.examples import Example, write_examples
+from rllib_exgrpo.evaluation.questions import FOLDER
+from rllib_exgrpo.exgrpo_wandb import EXAMPLES, WandbTracker
+from rllib_exgrpo.replay.folder import Folder
 
 
 class Trial(SimpleNamespace):
@@ -104,29 +103,19 @@ def test_a_resumed_run_logs_steps_again_and_none_is_refused(offline, trial, capl
 
 
 def test_completions_of_an_evaluation_become_a_table(offline, trial):
-    tokenizer = load_tokenizer("tiny-arithmetic")
-    tokens = np.array(tokenizer("12").input_ids, np.int32)
-    groups = [
-        Group(i, tokens, [Completion(tokens, np.zeros(len(tokens)), i / 10, 0)])
-        for i in range(9)
+    examples = [
+        Example("held-out", 1, str(i), "", 2, 1, "1 + 1?", "2", 3, 1.0, "ok", False)
+        for i in range(4)
     ]
-    texts = sample_texts(groups, tokenizer)
-    # Every second of nine groups, at most four.
-    assert [row["reward"] for row in texts.values()] == [0.0, 0.2, 0.4, 0.6]
-    assert rows_of({SAMPLES: texts})[0] == {
-        "prompt": "12",
-        "completion": "12",
-        "reward": 0.0,
-        "tokens": 2,
-    }
-    track(trial, [result(1, **{SAMPLES: texts}), result(2)])
+    write_examples(Folder.at(trial.folder / FOLDER), 1, examples)
+    track(trial, [result(1, evaluation={"pass_at_1": 0.5}), result(2)])
     with_table, without = history(sessions(trial)[0])
-    assert with_table[f"{SAMPLES}/nrows"] == 4
-    assert f"{SAMPLES}/nrows" not in without
+    assert with_table[f"{EXAMPLES}/nrows"] == 4
+    assert f"{EXAMPLES}/nrows" not in without
     (table,) = (trial.folder / "wandb").glob("offline-run-*/files/media/table/*.json")
     content = json.loads(table.read_text())
-    assert content["columns"] == ["prompt", "completion", "reward", "tokens"]
-    assert content["data"][1] == ["12", "12", 0.2, 2]
+    row = dict(zip(content["columns"], content["data"][2], strict=True))
+    assert (row["prompt_id"], row["prompt"], row["completion"]) == ("2", "1 + 1?", "2")
 
 
 def test_without_a_key_the_run_is_kept_offline_with_one_warning(

@@ -1,16 +1,29 @@
 """The whole algorithm on the real parts: RLlib, vLLM, PyTorch and DeepSpeed."""
 
 import fnmatch
+import pickle
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import resume_worker
+import torch
 from ray._private.dict import flatten_dict
 from ray.rllib.core import DEFAULT_MODULE_ID
+from resume_worker import train_and_record, weights_of
+from transformers import AutoModelForCausalLM
 
 from rllib_exgrpo import ExGRPO, ExGRPOConfig
+from rllib_exgrpo.cli import main
 from rllib_exgrpo.envs import ArithmeticEnv, Problem, VerifiableTextEnv
+from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.metric_names import METRICS
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit
+from rllib_exgrpo.replay.folder import Folder
+from rllib_exgrpo.replay.summary import export_rows
 
 
 class EchoEnv(VerifiableTextEnv):
@@ -55,14 +68,10 @@ def small_config(env_runners=0, learners=0, zero_stage=None) -> ExGRPOConfig:
             evaluation_interval=2,
             evaluation_config={"env_config": {"split": "heldout", "num_problems": 10}},
             evaluation_temperature=0.0,
+            evaluation_sets={"easy": {"env_config": {"num_problems": 6}, "samples": 2}},
         )
         .debugging(seed=7)
     )
-
-
-def weights_of(algo) -> dict[str, np.ndarray]:
-    state = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
-    return {name: np.array(value) for name, value in state.items()}
 
 
 def missing_metrics(result) -> list[str]:
@@ -71,9 +80,10 @@ def missing_metrics(result) -> list[str]:
     return [
         pattern
         for pattern in METRICS
-        # An evaluation follows later; scores by source need several sources.
-        if not pattern.startswith("evaluation/")
-        and not pattern.endswith("pass_at_1_of_*")
+        # An evaluation follows later; scores by source need several sources, and
+        # majorities several samples, which only the named set has.
+        if not pattern.startswith(("evaluation/", "evaluation_at_start/maj_at"))
+        and not pattern.endswith("_of_*")
         and not fnmatch.filter(paths, pattern)
     ]
 
@@ -98,10 +108,26 @@ def test_training_evaluation_and_restore(
     assert learner["rollout_logp_diff_max"] < 1e-4
     # Replayed ones were sampled before the weights moved.
     assert learner["importance_ratio_replayed_mean"] != pytest.approx(1.0, abs=1e-7)
+    # The audit has a row for each; over all learners they add up to the metrics.
+    audit = audit_of(algo)
+    assert audit.num_rows == second["replay"]["num_prompts_replayed"]
+    for column, metric in (
+        ("importance_ratio", "importance_ratio_replayed_mean"),
+        ("saturated", "replayed_saturated_fraction"),
+    ):
+        mean = np.average(audit[column], weights=audit["tokens"])
+        assert mean == pytest.approx(learner[metric], rel=1e-5)
     assert any((before[n] != w).any() for n, w in weights_of(algo).items())
     # Each prompt once, nothing of it in the training counters.
     assert second["evaluation"]["num_prompts"] == 10
     assert second["evaluation"]["num_completions"] == 10
+    assert second["evaluation"]["easy"]["num_completions"] == 12
+    asked = [(q.evaluation_set, q.prompt_id) for q in algo.evaluator.questions]
+    assert len(set(asked)) == len(asked) == 16
+    kept = read_questions(algo.logdir)
+    assert {q.iteration for q in kept[:16]} == {0}
+    assert kept[16:] == algo.evaluator.questions
+    assert {q.iteration for q in kept[16:]} == {2}
     lifetime = second["env_runners"]["num_env_steps_sampled_lifetime"]
     assert lifetime == sum(r["env_runners"]["num_completions"] for r in (first, second))
     assert missing_metrics(first) == []  # all there from the first iteration
@@ -119,41 +145,145 @@ def test_training_evaluation_and_restore(
     algo.stop()
 
 
+def assert_same_steps(expected, actual):
+    for before, after in zip(expected, actual, strict=True):
+        assert before["prompts"] == after["prompts"]
+        assert before["seeds"] == after["seeds"]
+        assert before["metrics"].keys() == after["metrics"].keys()
+        for name, value in before["metrics"].items():
+            np.testing.assert_equal(after["metrics"][name], value, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("env_runners", "learners", "zero_stage"),
-    [(0, 0, None), pytest.param(1, 2, 3, marks=pytest.mark.slow)],
+    [
+        (0, 0, None),
+        pytest.param(1, 0, None, marks=pytest.mark.slow),
+        pytest.param(1, 2, 3, marks=pytest.mark.slow),
+    ],
 )
-def test_a_new_algorithm_continues_from_a_checkpoint(
+def test_a_new_process_continues_as_if_nothing_had_happened(
     ray_session, tmp_path, env_runners, learners, zero_stage
 ):
-    first = small_config(env_runners, learners, zero_stage).build_algo()
-    first.train()
+    config = small_config(env_runners, learners, zero_stage)
+    config.training(lr=[[0, 1e-5], [256, 2e-4]])
+    algo = config.build_algo()
+    first = train_and_record(algo)
     # The folder moves: nothing in it may hold on to where it was written.
-    first.save_to_path(str(tmp_path / "written"))
+    algo.save_to_path(str(tmp_path / "written"))
     shutil.move(tmp_path / "written", tmp_path / "checkpoint")
-    expected = first.train()
-    weights = weights_of(first)
-    first.stop()
+    expected = [train_and_record(algo) for _ in range(2)]
+    weights = weights_of(algo)
+    algo.stop()
 
-    second = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
-    resumed = second.train()
-    assert resumed["training_iteration"] == 2
-    assert resumed["replay"]["completions"] == expected["replay"]["completions"]
-    for name, weight in weights_of(second).items():
+    arguments = [tmp_path / "checkpoint", "2", tmp_path / "out"]
+    subprocess.run(
+        [sys.executable, resume_worker.__file__, *map(str, arguments)],
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    steps, resumed = pickle.loads((tmp_path / "out").read_bytes())
+    assert_same_steps(expected, steps)
+    for name, weight in resumed.items():
         np.testing.assert_array_equal(weight, weights[name])
+    # The schedule: the rate at the completions sampled before the step.
+    metrics = [step["metrics"] for step in (first, *steps)]
+    sampled = [0, *(m["env_runners/num_env_steps_sampled_lifetime"] for m in metrics)]
+    rates = [m[f"learners/{DEFAULT_MODULE_ID}/learning_rate"] for m in metrics]
+    slope = (2e-4 - 1e-5) / 256
+    assert rates == pytest.approx([1e-5 + slope * n for n in sampled[:3]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", [(0, None, 2, 3), (2, 3, 0, None), (2, 3, 1, 2)])
+def test_a_checkpoint_continues_with_other_learners(ray_session, tmp_path, learners):
+    saved, saved_stage, own, own_stage = learners
+    path = str(tmp_path / "checkpoint")
+    first = small_config(0, saved, saved_stage).build_algo()
+    first.train()
+    first.save_to_path(path)
+    first.train()
+    expected = weights_of(first)
+    first.stop()
+    second = small_config(0, own, own_stage).build_algo()
+    second.restore_from_path(path)
+    second.train()
+    for name, weight in weights_of(second).items():
+        # A fresh optimiser would move every weight by about the rate of 1e-4.
+        np.testing.assert_allclose(weight, expected[name], atol=2e-6)
     second.stop()
 
 
-def test_a_checkpoint_of_other_learners_is_refused(ray_session, tmp_path):
+@pytest.mark.slow
+def test_a_resumed_run_replays_what_the_undisturbed_one_does(ray_session, tmp_path):
+    first = small_config().build_algo()
+    first.train()
+    first.save_to_path(str(tmp_path / "checkpoint"))
+    for _ in range(3):
+        first.train()
+    weights, experience = weights_of(first), list(export_rows(first.replay_buffer))
+    replayed = audit_of(first)
+    first.stop()
+
+    second = ExGRPO.from_checkpoint(str(tmp_path / "checkpoint"))
+    results = [second.train() for _ in range(3)]
+    assert [r["training_iteration"] for r in results] == [2, 3, 4]
+    for name, weight in weights_of(second).items():
+        np.testing.assert_array_equal(weight, weights[name])
+    # The same prompts and completions, for the same reasons, to the last bit.
+    assert replayed["iteration"].unique().to_pylist() == [2, 3, 4]
+    assert audit_of(second).equals(replayed)
+    assert list(export_rows(second.replay_buffer)) == experience
+    # Going back makes the audit forget what is to come.
+    second.restore_from_path(str(tmp_path / "checkpoint"))
+    assert audit_of(second).num_rows == 0
+    second.stop()
+
+
+def audit_of(algo):
+    return Audit(Folder.at(f"{algo.logdir}/{AUDIT_FOLDER}")).read()
+
+
+def test_a_run_starts_from_the_experience_of_another(ray_session, tmp_path):
+    first = small_config().build_algo()
+    first.train()
+    first.save_to_path(str(tmp_path / "first"))
+    prompts = first.replay_buffer.get_metrics()["prompts"]
+    first.stop()
+    config = small_config().training(replay_buffer_config={"warm_start": tmp_path})
+    second = config.build_algo()
+    result = second.train()
+    assert prompts > 0
+    assert result["replay"]["num_prompts_replayed"] > 0
+    assert result["replay"]["age_p50"] >= 1  # the first run has updated once
+    second.save_to_path(str(tmp_path / "second"))
+    second.stop()
+    # The checkpoint stands for itself.
+    shutil.rmtree(tmp_path / "first")
+    third = ExGRPO.from_checkpoint(str(tmp_path / "second"))
+    assert len(third.replay_buffer) == result["replay"]["prompts"]
+    third.stop()
+
+
+def test_an_exported_checkpoint_is_the_learners_model(ray_session, tmp_path):
     algo = small_config().build_algo()
+    algo.train()
     algo.save_to_path(str(tmp_path / "checkpoint"))
-    algo.config = algo.config.copy(copy_frozen=False).learners(
-        num_learners=2, zero_stage=1
-    )
-    with pytest.raises(ValueError, match="`num_learners`=0 and this .*=2"):
-        algo.restore_from_path(str(tmp_path / "checkpoint"))
-    algo.config = small_config()
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.no_grad():
+        learner = algo.learner_group._learner.module[DEFAULT_MODULE_ID]
+        expected = learner.policy.model(ids).logits
     algo.stop()
+    folder = tmp_path / "model"
+    assert main(["export", str(tmp_path / "checkpoint"), str(folder)]) == 0
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=0)
+    card = (folder / "README.md").read_text()
+    assert "for 1 steps" in card
+    assert '"prompts_per_step": 8' in card
+    assert "ArithmeticEnv" in card
+    assert main(["export", str(tmp_path / "checkpoint"), str(folder)]) == 2
 
 
 def echo_config(**env_config) -> ExGRPOConfig:

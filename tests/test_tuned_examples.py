@@ -10,10 +10,16 @@ from rllib_exgrpo.metric_names import check_stop
 
 NAMES = [
     "exgrpo_arithmetic_cpu",
+    "exgrpo_competition_math_cpu",
+    "exgrpo_countdown_cpu",
+    "exgrpo_gsm8k",
+    "exgrpo_multiple_choice",
     "exgrpo_qwen2.5_math_7b",
+    "exgrpo_reasoning_gym_cpu",
     "on_policy_arithmetic_cpu",
 ]
 SWEEPS = ["sweep_asha", "sweep_pbt", "sweep_replay_ratio"]
+MAIN_AND_BASELINE = ["exgrpo_arithmetic_cpu", "on_policy_arithmetic_cpu"]
 
 
 def load(name):
@@ -54,19 +60,30 @@ def test_docstring_tells_hardware_and_expectation(name):
     assert "Expected" in text
 
 
-@pytest.mark.parametrize("name", ["exgrpo_arithmetic_cpu", "on_policy_arithmetic_cpu"])
-def test_arithmetic_examples_open(name):
+@pytest.mark.parametrize("name", [*MAIN_AND_BASELINE, "exgrpo_countdown_cpu"])
+def test_examples_without_files_open(name):
     load(name).checked()
 
 
+def test_the_reasoning_gym_example_opens():
+    pytest.importorskip("reasoning_gym")
+    load("exgrpo_reasoning_gym_cpu").checked()
+
+
+def test_the_competition_example_opens(shared_dir, monkeypatch):
+    path = shared_dir / "data" / "competition_math_verl.parquet"
+    monkeypatch.setenv("EXGRPO_COMPETITION_PARQUET", str(path))
+    load("exgrpo_competition_math_cpu").checked()
+
+
 def test_baseline_differs_from_the_main_job_by_replay_and_reporting_only():
-    main, baseline = (load(n).config.to_dict() for n in (NAMES[0], NAMES[2]))
+    main, baseline = (load(n).config.to_dict() for n in MAIN_AND_BASELINE)
     different = {key for key in main if main[key] != baseline[key]}
     assert different == {"replay_ratio", "retired_prompts", "evaluation_interval"}
 
 
 def test_baseline_and_main_job_sample_equally_many_completions():
-    main, baseline = load(NAMES[0]), load(NAMES[2])
+    main, baseline = map(load, MAIN_AND_BASELINE)
     config, steps = main.config, main.stop["training_iteration"]
     # A step samples 32 * 8 = 256 completions, and 16 fewer when half are replayed:
     # 48 * 240 = 11,520 = 45 * 256. Up to 7 steps before replay add at most 1 %.

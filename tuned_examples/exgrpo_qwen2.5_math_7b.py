@@ -21,10 +21,8 @@ error bars; with 30 problems, AIME's standard error is 5 to 8 points. This file 
 
     rllib example run exgrpo_qwen2.5_math_7b --stop '{"training_iteration": 700}'
 
-The authors trained a variant of the model with a context of 16,384 tokens. The one on
-the hub has 4,096, fewer than 1,024 of prompt and 8,192 of completion: name a folder
-with such a variant by `--config '{"model_name_or_path": "..."}'`, or lower
-`max_completion_tokens`.
+The model on the hub reads 4,096 tokens. As the authors did, this stretches its rotary
+positions to 16,384, in the engine and in the learner.
 """
 
 import os
@@ -41,6 +39,10 @@ config = (
     .language_model(
         "Qwen/Qwen2.5-Math-7B",
         model_dtype="bfloat16",
+        model_config_overrides={
+            "max_position_embeddings": 16384,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 40000.0},
+        },
         gradient_checkpointing=True,
         max_prompt_tokens=1024,
         max_completion_tokens=8192,

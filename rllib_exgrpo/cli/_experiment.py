@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ray.tune.search.variant_generator import generate_variants, parse_spec_vars
 
 from rllib_exgrpo.cli._errors import CommandError, as_command_error
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_env import EnvCreator, find_env
 from rllib_exgrpo.metric_names import check_stop
 
 _YAML_KEYS = ("run", "env", "stop", "config")
@@ -118,7 +118,7 @@ class Experiment:
         Args:
             name: of its folder of results.
             algorithm: must be "ExGRPO".
-            env: as for `find_env`; None leaves it to `config`.
+            env: as for `rllib_exgrpo.exgrpo_env.find_env`; None leaves it to `config`.
             config: setting to value.
             stop: metric to value.
 
@@ -145,7 +145,12 @@ class Experiment:
         """
         settings = dict(settings)
         if "env" in settings:
-            settings["env"] = find_env(settings["env"])
+            settings["env"] = _by_class(settings["env"])
+        if "evaluation_sets" in settings:
+            settings["evaluation_sets"] = {
+                name: {**keys, "env": _by_class(keys["env"])} if "env" in keys else keys
+                for name, keys in settings["evaluation_sets"].items()
+            }
         with as_command_error("the config cannot be used"):
             config = self.config.copy(copy_frozen=False).update_from_dict(settings)
         return replace(
@@ -168,7 +173,7 @@ class Experiment:
         variants = list(self.variants())
         for config in variants:
             with as_command_error("the config cannot be used"):
-                find_env(config.env)
+                open_env(config.env)
                 config.validate()
         _check_prompts(variants[0])
         return replace(self, stop=stop)
@@ -183,54 +188,30 @@ class Experiment:
 
 
 def _check_prompts(config: ExGRPOConfig) -> None:
-    from rllib_exgrpo.exgrpo import open_prompts
+    from rllib_exgrpo.exgrpo_evaluation import check_evaluation_prompts, open_prompts
 
     with as_command_error("the config cannot be used"):
-        open_prompts(config)
+        prompts = open_prompts(config)
     if config.evaluation_interval:
         with as_command_error("the evaluation cannot be used"):
-            open_prompts(config.get_evaluation_config_object())
+            check_evaluation_prompts(config, prompts)
 
 
-def find_env(env: Any) -> Any:
-    """Returns an environment's class, or its name if it is registered.
+def _by_class(env: Any) -> Any:
+    """Returns the class: it reaches processes that cannot import it by name."""
+    found = open_env(env)
+    return found if isinstance(found, type) else env
 
-    Args:
-        env: a class; "module:Class" or "module.Class"; or a name registered with
-            `tune.register_env` or with Gymnasium.
+
+def open_env(env: Any) -> EnvCreator:
+    """Returns what creates an environment; modules may lie in the current folder.
 
     Raises:
         CommandError: if there is no such environment.
     """
-    import gymnasium
-    from ray.tune.registry import ENV_CREATOR, _global_registry
-
-    if env is None:
-        raise CommandError(
-            "`env` is not set: give --env MODULE:CLASS, for example "
-            "rllib_exgrpo.envs:ArithmeticEnv."
-        )
-    if not isinstance(env, str):
-        return env
-    if _global_registry.contains(ENV_CREATOR, env) or env in gymnasium.registry:
-        return env
-    module_name, _, class_name = env.replace(":", ".").rpartition(".")
-    if not module_name:
-        raise CommandError(
-            f"`env` is {env!r}, which is not registered with Tune or Gymnasium. Give "
-            "MODULE:CLASS, for example rllib_exgrpo.envs:ArithmeticEnv."
-        )
     make_importable(Path.cwd())
-    with as_command_error(f"`env` is {env!r}, which cannot be imported"):
-        module = import_module(module_name)
-        if not hasattr(module, class_name):
-            names = {*dir(module), *getattr(module, "__all__", ())}
-            near = get_close_matches(class_name, names, n=1, cutoff=0.0)
-            raise ImportError(
-                f"the module {module_name} has no {class_name!r}; did you mean "
-                f"{near[0]!r}?"
-            )
-        return getattr(module, class_name)
+    with as_command_error("the environment cannot be used"):
+        return find_env(env)
 
 
 def _check_that_it_stops(stop: Mapping[str, float], config: ExGRPOConfig) -> None:

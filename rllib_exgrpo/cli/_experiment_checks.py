@@ -10,9 +10,10 @@ import torch
 
 from rllib_exgrpo import memory
 from rllib_exgrpo.cli._checks import Finding, existing_parent
-from rllib_exgrpo.exgrpo import ExGRPO, open_environment, open_prompts
+from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
-from rllib_exgrpo.policy import load_tokenizer, stop_token_ids
+from rllib_exgrpo.exgrpo_evaluation import open_prompts
+from rllib_exgrpo.policy import stop_token_ids
 from rllib_exgrpo.text_env import read_prompt
 
 _NUM_CHECKED = 200  # problems, evenly spread over the environment's
@@ -26,11 +27,9 @@ def all_of(config: ExGRPOConfig, storage: Path) -> Iterator[Finding]:
         config: of one trial.
         storage: where results would go.
     """
-    tokenizer = load_tokenizer(
-        config.model_name_or_path, trust_remote_code=config.trust_remote_code
-    )
-    env = open_environment(config)
-    all_ids = open_prompts(config).ids
+    prompts = open_prompts(config)
+    tokenizer, env = prompts.tokenizer, prompts.env
+    all_ids = list(prompts.ids)
     ids = all_ids[:: max(1, len(all_ids) // _NUM_CHECKED)]
     size = memory.ModelSize.of(
         config.model_name_or_path,

@@ -6,25 +6,31 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
+from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.metric_names import value_of
 
 LEGEND = """\
-pass rate: correct share of the step's fresh completions.  held-out: pass@1 on the
-evaluation problems, ± standard error.  buffer, retired: prompts with stored successes,
-prompts solved for good.  replayed: prompts of the step.  left: until the run stops."""
+pass rate: right share of the step's fresh completions.  held-out: pass@1 on the
+evaluation problems, ± standard error.  rho: replayed share of the step's prompts.
+buffer, retired: prompts with stored successes, prompts solved for good.  rollout,
+update: seconds of these parts of the step.  left: until the run stops."""
 
 _COLUMN_WIDTHS = {
     "step": 6,
     "pass rate": 9,
     "held-out %": 12,
+    "rho": 4,
     "buffer": 6,
     "retired": 7,
-    "replayed": 8,
     "tokens/s": 8,
     "s/step": 6,
+    "rollout": 7,
+    "update": 6,
     "left": 7,
 }
 _LINES_PER_HEADER = 40
+_BAR_WIDTH = 30
+_PARTS = ("rollout", "update", "plan", "record", "sync")  # without overlap
 _RECENT_STEPS = 10
 _GROWS_STEADILY = (
     "training_iteration",
@@ -51,30 +57,88 @@ class Progress:
             maxlen=_RECENT_STEPS + 1
         )
         self._num_lines = 0
+        self._seconds_left = math.nan
+        self._held_out: list[str] = []
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
-        """Returns what to print for a training step."""
+        """Returns the plain lines for a training step; call it once a step."""
+        self._seconds_left = self.seconds_left(result)
+        self._held_out += self.evaluation_lines(result)
         lines = []
         if self._num_lines % _LINES_PER_HEADER == 0:
             lines.append(_row(*_COLUMN_WIDTHS))
         self._num_lines += 1
         if "evaluation_at_start" in result:
-            lines.append(_row("0", "", format_pass_at_1(result["evaluation_at_start"])))
+            at_start = headline(result["evaluation_at_start"])
+            lines.append(_row("0", "", format_pass_at_1(at_start)))
         return [*lines, self._step_line(result)]
 
     def _step_line(self, result: Mapping[str, Any]) -> str:
-        runners, replay = result["env_runners"], result["replay"]
+        runners, replay, timers = (
+            result[key] for key in ("env_runners", "replay", "timers")
+        )
         return _row(
             str(result["training_iteration"]),
             f"{100 * runners['pass_rate']:.1f} %",
-            format_pass_at_1(result.get("evaluation", {})),
+            format_pass_at_1(headline(result.get("evaluation", {}))),
+            f"{replay['num_prompts_replayed'] / runners['num_prompts']:.2f}",
             f"{replay['prompts']:,.0f}",
             f"{replay['retired']:,.0f}",
-            f"{replay['num_prompts_replayed']:,.0f}",
             f"{runners['tokens_per_second']:,.0f}",
             f"{result['time_this_iter_s']:.1f}",
-            format_duration(self.seconds_left(result)),
+            f"{timers['rollout_s']:.1f}",
+            f"{timers['update_s']:.1f}",
+            format_duration(self._seconds_left),
         )
+
+    def evaluation_lines(self, result: Mapping[str, Any]) -> list[str]:
+        """Returns a line for each evaluation in a result."""
+        step = result["training_iteration"]
+        found = (
+            (when, format_pass_at_1(headline(result.get(key, {}))))
+            for key, when in (("evaluation_at_start", 0), ("evaluation", step))
+        )
+        return [f"pass@1 {text} % after {n} steps" for n, text in found if text]
+
+    def table(self, latest: Sequence[Mapping[str, Any]], since_s: float) -> list[str]:
+        """Returns the table for a terminal.
+
+        Args:
+            latest: the last result, or nothing before the first.
+            since_s: time since then.
+        """
+        waiting = f"{format_duration(since_s)} so far"
+        if not latest:
+            return ["", f"  first step   {waiting}"]
+        (result,) = latest
+        runners, replay = result["env_runners"], result["replay"]
+        rho = replay["num_prompts_replayed"] / runners["num_prompts"]
+        rows = {
+            "progress": self._bar(result),
+            "pass rate": f"{100 * runners['pass_rate']:.1f} % of "
+            f"{runners['num_completions']:,.0f} fresh completions",
+            "held-out": self._held_out[-1] if self._held_out else "not evaluated yet",
+            "replay": f"rho {rho:.2f}, {replay['prompts']:,.0f} prompts in the buffer, "
+            f"{replay['retired']:,.0f} retired",
+            "speed": f"{runners['tokens_per_second']:,.0f} tokens/s",
+            "last step": step_parts(result),
+            "this step": waiting,
+        }
+        return ["", *(f"  {name:<9}   {text}" for name, text in rows.items())]
+
+    def _bar(self, result: Mapping[str, Any]) -> str:
+        step = f"step {result['training_iteration']:,}"
+        shares = [
+            float(value_of(result, path) or 0.0) / end
+            for path, end in self._stop.items()
+        ]
+        if not shares:
+            return step
+        share = min(1.0, max(shares))
+        filled = round(share * _BAR_WIDTH)
+        bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
+        left = format_duration(self._seconds_left)
+        return f"[{bar}] {100 * share:.0f} %, {step}, {left} left"
 
     def seconds_left(self, result: Mapping[str, Any]) -> float:
         """Estimates the time to the end from the latest steps.
@@ -93,6 +157,17 @@ class Progress:
             if values[path] > old[path]
         ]
         return max(0.0, min(estimates)) if estimates else math.nan
+
+
+def step_parts(result: Mapping[str, Any]) -> str:
+    """Tells the time of a step and its parts, the longest first."""
+    total = result["time_this_iter_s"]
+    parts = {name: result["timers"][f"{name}_s"] for name in _PARTS}
+    rest = "evaluation and other" if "evaluation" in result else "other"
+    parts[rest] = max(0.0, total - sum(parts.values()))
+    order = sorted(parts, key=lambda name: -parts[name])
+    told = ", ".join(f"{n} {parts[n]:.1f}" for n in order if parts[n] >= 0.05)
+    return f"{total:.1f} s: {told}"
 
 
 def _row(*cells: str) -> str:
@@ -124,14 +199,19 @@ def format_duration(seconds: float) -> str:
 
 def outcome(results: Sequence[Mapping[str, Any]]) -> str:
     """Tells held-out pass@1 before and after training."""
-    at_start = [r["evaluation_at_start"] for r in results if "evaluation_at_start" in r]
+    at_start = [
+        headline(r["evaluation_at_start"])
+        for r in results
+        if "evaluation_at_start" in r
+    ]
     first = at_start[0] if at_start else None
     evaluated = [r for r in results if "evaluation" in r]
     if not evaluated:
         return "Held-out pass@1 was not measured after training: the run had no " + (
             "evaluation that early." if first else "`evaluation_interval`."
         )
-    last, step = evaluated[-1]["evaluation"], evaluated[-1]["training_iteration"]
+    last = headline(evaluated[-1]["evaluation"])
+    step = evaluated[-1]["training_iteration"]
     after = f"{format_pass_at_1(last)} % after {step} steps"
     if first is None:
         return f"Held-out pass@1: {after}."

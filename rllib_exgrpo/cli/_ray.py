@@ -5,17 +5,26 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import ray
 
 from rllib_exgrpo.cli._errors import CommandError
+from rllib_exgrpo.cli._logs import keep_logs, link_logs
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 
 
 @contextmanager
-def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
+def ray_started(
+    config: ExGRPOConfig, run_folder: Path | None = None
+) -> Iterator[Mapping[str, float]]:
     """Starts Ray on this machine, or joins the cluster named by `RAY_ADDRESS`.
+
+    Args:
+        config: of the algorithm.
+        run_folder: where the logs of all processes are kept, if they are wanted.
 
     Yields:
         The resources that the algorithm needs, by name.
@@ -26,15 +35,19 @@ def ray_started(config: ExGRPOConfig) -> Iterator[Mapping[str, float]]:
     quieten()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     needs = ExGRPO.default_resource_request(config).required_resources
-    _start_ray(int(needs.get("CPU", 1)))
+    context = _start_ray(int(needs.get("CPU", 1)))
+    session = Path(context.address_info["session_dir"])
+    logs = link_logs(session, run_folder) if run_folder else None
     try:
         _check_room(needs)
         yield needs
     finally:
         ray.shutdown()
+        if logs is not None:
+            keep_logs(logs)
 
 
-def _start_ray(num_cpus: int) -> None:
+def _start_ray(num_cpus: int) -> Any:
     local = {
         "address": "local",
         # Processes may outnumber cores: they wait for each other in turns.
@@ -43,7 +56,7 @@ def _start_ray(num_cpus: int) -> None:
     }
     place = {} if "RAY_ADDRESS" in os.environ else local
     try:
-        ray.init(log_to_driver=False, logging_level="critical", **place)
+        return ray.init(log_to_driver=False, logging_level="critical", **place)
     except Exception as error:  # any: Ray raises its bare class too
         raise CommandError(
             f"Ray did not start: {error} On a very busy machine, try again later.",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.experiment import Trial
 
 from rllib_exgrpo.cli._callbacks import (
     RESULT_FILE,
@@ -18,10 +17,12 @@ from rllib_exgrpo.cli._callbacks import (
     ResultFile,
     ResultTable,
 )
+from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import CommandError, error_summary
 from rllib_exgrpo.cli._experiment import Experiment
+from rllib_exgrpo.cli._logs import FOLDER as LOGS
 from rllib_exgrpo.cli._options import RunOptions
-from rllib_exgrpo.cli._progress import LEGEND, Progress, format_duration, outcome
+from rllib_exgrpo.cli._progress import Progress, format_duration, outcome
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.cli._resume import (
     TRIAL_FOLDER,
@@ -31,30 +32,14 @@ from rllib_exgrpo.cli._resume import (
     write_record,
 )
 from rllib_exgrpo.cli._signals import stop_signals
-from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE, ExGRPO
+from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_wandb import WandbTracker
-from rllib_exgrpo.learning_curve import LearningCurve, read_results, save_plot
+from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import is_met
+from rllib_exgrpo.report.page import write_report
 
 _TRACEBACK_LINES = 8
-
-
-class _Reporter(tune.Callback):
-    """Prints a line a step."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def on_trial_result(
-        self,
-        iteration: int,
-        trials: list[Trial],
-        trial: Trial,
-        result: dict[str, Any],
-        **info: Any,
-    ) -> None:
-        """Prints the progress."""
-        print(*self._progress.lines(result), sep="\n", flush=True)
 
 
 class _Stopper(tune.Stopper):
@@ -107,21 +92,22 @@ def run_experiment(
         return 0
     record = {"name": experiment.name, "stop": dict(experiment.stop)}
     write_record(folder, {**record, "options": asdict(options)})
-    reporter = _Reporter(Progress(experiment.stop))
+    display = Display(Progress(experiment.stop))
     stopper = _Stopper(experiment.stop)
     started = time.monotonic()
     _print_start(experiment, folder, point)
     with ExitStack() as stack:
-        stack.enter_context(ray_started(experiment.config))
+        stack.enter_context(ray_started(experiment.config, folder))
         stack.enter_context(stop_signals(stopper.on_signal))
-        tuner = _tuner(experiment, options, folder, point, [reporter], stopper)
+        tuner = _tuner(experiment, options, folder, point, display, stopper)
         result = _fit(tuner, folder)
     file = folder / TRIAL_FOLDER / RESULT_FILE
     results = read_results(file) if file.is_file() else []
-    plot = _plot(results, experiment.name, folder)
+    pictures = _pictures(folder) if results else []
     if result.error is not None:
         raise CommandError(_failure(result.error, results, folder), 1)
-    _print_end(results, result.checkpoint, folder, plot, started)
+    _print_end(results, folder, pictures, started)
+    _print_checkpoints(result, experiment.config.best_checkpoint_set)
     if stopper.signal is None:
         return 0
     print(f"Ended by {stopper.signal.name}. {how_to_resume(folder)}")
@@ -156,7 +142,7 @@ def _tuner(
     options: RunOptions,
     folder: Path,
     point: ResumePoint | None,
-    callbacks: list[tune.Callback],
+    display: Display,
     stopper: tune.Stopper,
 ) -> tune.Tuner:
     return tune.Tuner(
@@ -166,7 +152,7 @@ def _tuner(
             trial_name_creator=lambda trial: experiment.name,
             trial_dirname_creator=lambda trial: TRIAL_FOLDER,
         ),
-        run_config=run_config(options, folder, callbacks, stop=stopper),
+        run_config=run_config(experiment, options, folder, display, stopper),
         # Not `Tuner.restore`: Tune's record of a killed run is behind its checkpoints,
         # and may itself have been cut short.
         _tuner_kwargs={"restore": str(point.checkpoint.resolve())} if point else None,
@@ -174,26 +160,45 @@ def _tuner(
 
 
 def run_config(
-    options: RunOptions, folder: Path, callbacks: list[tune.Callback], stop: Any
+    experiment: Experiment,
+    options: RunOptions,
+    folder: Path,
+    reporter: tune.Callback,
+    stop: Any,
 ) -> tune.RunConfig:
     """Returns what all trials of a run have in common."""
+    callbacks = [ResultFile(), ResultTable(), PendingWatch(), reporter]
     if options.wandb:
-        tracker = WandbTracker(
-            options.wandb, group=folder.name, tags=options.wandb_tags
-        )
-        callbacks = [*callbacks, tracker]
+        tags = options.wandb_tags
+        callbacks.append(WandbTracker(options.wandb, group=folder.name, tags=tags))
     return tune.RunConfig(
         name=folder.name,
         storage_path=str(folder.parent.resolve()),
         stop=stop,
-        callbacks=[ResultFile(), ResultTable(), PendingWatch(), *callbacks],
+        callbacks=callbacks,
         verbose=0,
-        checkpoint_config=tune.CheckpointConfig(
+        checkpoint_config=_checkpoint_config(experiment.config, options),
+        failure_config=tune.FailureConfig(max_failures=options.max_failures),
+    )
+
+
+def _checkpoint_config(
+    config: ExGRPOConfig, options: RunOptions
+) -> tune.CheckpointConfig:
+    """Keeps the last checkpoints; with a set to choose by, the best and the last."""
+    if config.best_checkpoint_set is None:
+        return tune.CheckpointConfig(
             checkpoint_at_end=True,
             checkpoint_frequency=options.checkpoint_freq,
             num_to_keep=options.keep_checkpoints,
-        ),
-        failure_config=tune.FailureConfig(max_failures=options.max_failures),
+        )
+    return tune.CheckpointConfig(
+        checkpoint_at_end=True,
+        # Only what was evaluated can be chosen.
+        checkpoint_frequency=config.evaluation_interval,
+        num_to_keep=options.keep_checkpoints or 1,
+        checkpoint_score_attribute=CHECKPOINT_SCORE,
+        checkpoint_score_order="max",
     )
 
 
@@ -218,36 +223,42 @@ def _print_start(
     if point is not None:
         step = point.results[-1]["training_iteration"]
         print(f"Going on after step {step}, from {point.checkpoint}.")
-    print(f"Results go to {folder}. Starting Ray, engines and learners ...")
-    print(f"\n{LEGEND}\n", flush=True)
+    print(
+        f"Results go to {folder}, logs to {folder / LOGS}. Starting Ray, engines and "
+        "learners ...",
+        flush=True,
+    )
 
 
-def _plot(
-    results: Sequence[Mapping[str, Any]], label: str, folder: Path
-) -> Path | None:
-    if not any({"evaluation", "evaluation_at_start"} & r.keys() for r in results):
-        return None
-    curve = LearningCurve.from_results(results, label)
-    return save_plot([curve], folder / "learning_curve.png")
+def _pictures(folder: Path) -> list[Path]:
+    """Writes report and learning curve into the run's folder."""
+    return write_report([folder], folder / "report.html")
 
 
 def _print_end(
     results: Sequence[Mapping[str, Any]],
-    checkpoint: tune.Checkpoint | None,
     folder: Path,
-    plot: Path | None,
+    pictures: Sequence[Path],
     started: float,
 ) -> None:
     print(f"\n{outcome(results)}\n")
     print(f"Time        {format_duration(time.monotonic() - started)}")
     print(f"Results     {folder}")
-    if plot is not None:
-        print(f"Plot        {plot}")
-    if checkpoint is None:
+    for path in pictures:
+        print(f"Report      {path}")
+    print(f"Logs        {folder / LOGS}")
+
+
+def _print_checkpoints(result: tune.Result, best_set: str | None) -> None:
+    if result.checkpoint is None:
         print("Checkpoint  none; `--checkpoint-freq N` saves one every N steps")
         return
-    path = os.path.relpath(checkpoint.path)
+    path = os.path.relpath(result.checkpoint.path)
     print(f"Checkpoint  {path}")
+    if best_set is not None:
+        best = result.get_best_checkpoint(CHECKPOINT_SCORE, "max")
+        path = os.path.relpath(best.path)
+        print(f"Best        {path}, by pass@1 of {best_set}")
     print(f"\nEvaluate it again with `rllib evaluate {path}`.")
 
 
@@ -261,6 +272,6 @@ def _failure(
     return (
         f"the run failed {when}: {error_summary(error)}\n"
         f"The traceback ends with\n{end}\n"
-        f"All of it is in {folder / TRIAL_FOLDER / 'error.txt'}. "
-        f"{how_to_resume(folder)}"
+        f"All of it is in {folder / TRIAL_FOLDER / 'error.txt'}, and what the "
+        f"processes printed in {folder / LOGS}. {how_to_resume(folder)}"
     )

@@ -111,7 +111,7 @@ def run_sweep(
     print(f"\n{_HEADER}", flush=True)
     signals: list[signal.Signals] = []
     with ExitStack() as stack:
-        stack.enter_context(ray_started(next(experiment.variants())))
+        stack.enter_context(ray_started(next(experiment.variants()), folder))
         stack.enter_context(stop_signals(lambda s: _end(s, signals)))
         tuner = (
             tune.Tuner.restore(
@@ -148,7 +148,11 @@ def _tuner(experiment: Experiment, options: RunOptions, folder: Path) -> tune.Tu
             trial_dirname_creator=lambda trial: f"trial_{trial_number(trial)}",
         ),
         run_config=run_config(
-            options, folder, [_Reporter(experiment.searched)], dict(experiment.stop)
+            experiment,
+            options,
+            folder,
+            _Reporter(experiment.searched),
+            dict(experiment.stop),
         ),
     )
 

@@ -59,7 +59,7 @@ class ReplayFiles:
             ValueError: if the group size or the tokenizer is another.
         """
         manifest = folder.read_manifest()
-        _check_tokenizer(manifest, buffer, folder)
+        check_tokenizer(manifest, buffer, folder)
         loaded = Load(folder, manifest)
         buffer.set_state(loaded.state)
         rows = np.arange(len(loaded.saved_in))
@@ -95,7 +95,12 @@ class ReplayFiles:
         buffer.prompts.removed.clear()
 
 
-def _check_tokenizer(manifest: Manifest, buffer: ReplayBuffer, folder: Folder) -> None:
+def check_tokenizer(manifest: Manifest, buffer: ReplayBuffer, folder: Folder) -> None:
+    """Refuses a saved buffer whose token ids mean other text than the buffer's own.
+
+    Raises:
+        ValueError: if both name their tokenizer and the two differ.
+    """
     ours = buffer.metadata.get("tokenizer")
     theirs = manifest["knobs"]["metadata"].get("tokenizer")
     if ours and theirs and ours != theirs:

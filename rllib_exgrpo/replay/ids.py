@@ -30,7 +30,7 @@ def decode_id(text: str) -> PromptId:
     Raises:
         ValueError: if the text is not of that form.
     """
-    return json.loads(text, object_hook=_from_json)
+    return _decode(text)
 
 
 def _to_json(part: Any) -> Any:
@@ -55,3 +55,6 @@ def _from_json(part: dict[str, Any]) -> PromptId:
     if name == "bytes":
         return base64.b64decode(value)
     return {"tuple": tuple, "frozenset": frozenset}[name](value)
+
+
+_decode = json.JSONDecoder(object_hook=_from_json).decode

@@ -15,14 +15,8 @@ from rllib_exgrpo.replay.folder import (
     ReplayFileError,
 )
 from rllib_exgrpo.replay.ids import decode_id
-from rllib_exgrpo.replay.store import (
-    COMPLETION,
-    NONE,
-    SEGMENT_TOKENS,
-    STATE_COLUMNS,
-    Logps,
-    Tokens,
-)
+from rllib_exgrpo.replay.segment import Logps, Tokens
+from rllib_exgrpo.replay.store import COMPLETION, NONE, SEGMENT_TOKENS, STATE_COLUMNS
 
 _UNUSED = {"times_replayed": 0, "entropy": np.nan, "nll": np.nan, "scored_version": -1}
 
@@ -71,7 +65,8 @@ class Load:
         bucket = table["bucket"].to_numpy()
         last = {text: row for text, row in last.items() if bucket[row] != NONE}
         table = table.take(pa.array(list(last.values()), pa.int64()))
-        columns = {n: _numpy(table[n]) for n in ("bucket", "position", "iteration")}
+        names = ("bucket", "position", "iteration", "times_replayed")
+        columns = {name: _numpy(table[name]) for name in names}
         columns["source"] = self._source_numbers(table["source"])
         stored = int((columns["bucket"] < self._manifest["group_size"]).sum())
         self._check_count("prompts", stored)
@@ -94,8 +89,9 @@ class Load:
             for table in self._folder.read_parquet("completions", entry):
                 table = self._without_dead(table, entry["number"])
                 saved_in.append(np.full(table.num_rows, entry["number"], np.int32))
-                lists = [_values(table[n]) for n in ("token_ids", "behavior_logp")]
-                packed.add(self._columns_of(table), *lists)
+                tokens = _values(table["token_ids"], np.int32)
+                logps = _values(table["behavior_logp"], np.float32)
+                packed.add(self._columns_of(table), tokens, logps)
         self.saved_in = np.concatenate([self.saved_in, *saved_in])
         return packed.state()
 
@@ -122,7 +118,7 @@ class Load:
         columns["crc"] = columns.pop("crc32")
         columns["id"] = _numpy(table["completion_id"])
         columns["prompt"] = self._prompt_numbers(table["prompt_id"])
-        columns["length"] = np.diff(table["token_ids"].combine_chunks().offsets)
+        columns["length"] = np.diff(_offsets(table["token_ids"])) // 4
         place, found = self._find_usage(columns["id"])
         for name, unused in _UNUSED.items():
             columns[name] = np.full(len(found), unused, COMPLETION[name])
@@ -198,5 +194,14 @@ def _numpy(column: pa.ChunkedArray) -> NDArray:
     return column.to_numpy()
 
 
-def _values(lists: pa.ChunkedArray) -> NDArray:
-    return lists.combine_chunks().flatten().to_numpy()
+def _offsets(cells: pa.ChunkedArray) -> NDArray[np.int32]:
+    array = cells.combine_chunks()
+    offsets = np.frombuffer(array.buffers()[1], np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1]
+
+
+def _values(cells: pa.ChunkedArray, kind: type) -> NDArray:
+    ends = _offsets(cells)[[0, -1]]
+    return np.frombuffer(cells.combine_chunks().buffers()[2], np.uint8)[
+        slice(*ends)
+    ].view(kind)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rllib_exgrpo.replay.store import Logps, Tokens
+from rllib_exgrpo.replay.segment import Logps, Tokens
 
 _SCHEMA = pa.schema([("token_ids", pa.int32()), ("behavior_logp", pa.float32())])
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rllib_exgrpo.records import PromptId
 from rllib_exgrpo.replay.table import Table
@@ -16,12 +17,13 @@ PROMPT = np.dtype(
         ("newest", np.int32),  # row of its newest completion
         ("iteration", np.int32),  # of the latest group
         ("source", np.int32),  # number of its data set's name
+        ("times_replayed", np.int32),
         ("saved", np.bool_),  # whether a saved file knows it
         ("changed", np.bool_),  # since it was saved
     ]
 )
 
-_STATE_COLUMNS = ["bucket", "position", "iteration", "source"]
+_STATE_COLUMNS = ["bucket", "position", "iteration", "source", "times_replayed"]
 
 
 class PromptTable:
@@ -55,6 +57,10 @@ class PromptTable:
         """Returns the id of the prompt in `row`."""
         return self._ids[row]
 
+    def ids(self, rows: NDArray[np.integer]) -> list[PromptId]:
+        """Returns the ids of the prompts in some rows."""
+        return self._ids[rows].tolist()
+
     def add(self, prompt_id: PromptId, bucket: int, values: tuple) -> int:
         """Enters a new prompt.
 
@@ -87,6 +93,12 @@ class PromptTable:
         self.table["position"][row] = len(members)
         self.table["changed"][row] = True
         members.append(row)
+
+    def count_replay(self, row: int) -> int:
+        """Counts a replay of a prompt and returns how often it has been replayed."""
+        self.table["times_replayed"][row] += 1
+        self.table["changed"][row] = True
+        return int(self.table["times_replayed"][row])
 
     def remove(self, row: int) -> None:
         """Forgets a prompt."""

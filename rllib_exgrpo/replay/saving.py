@@ -17,7 +17,7 @@ FILE_TOKENS = 1 << 23
 """A file of completions is closed at about this many tokens (64 MiB)."""
 
 _MAX_LOG_FILES = 32
-_WRITERS = 2  # parquet packs lists more slowly than memory takes them
+_WRITERS = 2  # parquet packs more slowly than memory takes it
 
 
 class Save:
@@ -43,6 +43,7 @@ class Save:
         self.bytes_written = 0
         self._prompts, self._store = buffer.prompts, buffer.store
         self._sources = pa.array(list(buffer.sources), pa.string())
+        self._environment = buffer.metadata.get("environment", "")
         self._folder = folder
         self._files = {
             kind: list(last["files"][kind]) if last else [] for kind in SCHEMAS
@@ -129,15 +130,17 @@ class Save:
         columns = self._store.table.columns(rows)
         token_ids, behavior_logp = self._store.gather(segment, rows)
         ends = np.cumsum(columns["length"], dtype=np.int32)
-        offsets = np.concatenate([np.zeros(1, np.int32), ends])
+        # Both are four bytes a token.
+        offsets = 4 * np.concatenate([np.zeros(1, np.int32), ends])
         prompts, of_row = np.unique(columns["prompt"], return_inverse=True)
         columns |= {
             "completion_id": columns["id"],
             "crc32": columns["crc"],
             "prompt_id": self._id_texts(prompts).take(pa.array(of_row)),
             "source": self._source_names(columns["prompt"]),
-            "token_ids": _lists("token_ids", offsets, token_ids),
-            "behavior_logp": _lists("behavior_logp", offsets, behavior_logp),
+            "environment": pa.repeat(self._environment, len(rows)),
+            "token_ids": _cells(offsets, token_ids),
+            "behavior_logp": _cells(offsets, behavior_logp),
         }
         return _table("completions", columns)
 
@@ -183,6 +186,7 @@ class Save:
             "position": np.zeros(len(removed), np.int32),
             "iteration": np.zeros(len(removed), np.int32),
             "source": pa.array([""] * len(removed), pa.string()),
+            "times_replayed": np.zeros(len(removed), np.int32),
         }
         # A prompt may have been removed and then added again: live rows come last.
         tables = [_table("prompts", gone), _table("prompts", columns)]
@@ -205,8 +209,7 @@ class Save:
             self.bytes_written += entry["bytes"]
 
     def _id_texts(self, prompts: NDArray[np.int64]) -> pa.Array:
-        texts = [encode_id(self._prompts.id(row)) for row in prompts.tolist()]
-        return pa.array(texts, pa.string())
+        return pa.array(map(encode_id, self._prompts.ids(prompts)), pa.string())
 
     def _source_names(self, prompts: NDArray[np.int64]) -> pa.Array:
         return self._sources.take(pa.array(self._prompts.table["source"][prompts]))
@@ -218,12 +221,10 @@ def _table(kind: str, columns: dict[str, Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _lists(name: str, offsets: NDArray[np.int32], values: NDArray) -> pa.Array:
-    """Returns a list array over the memory of `values`."""
-    kind = SCHEMAS["completions"].field(name).type
-    buffers = [None, pa.py_buffer(offsets)]
-    children = [pa.array(values)]
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=children)
+def _cells(offsets: NDArray[np.int32], values: NDArray) -> pa.Array:
+    """Returns an array of bytes over the memory of `values`."""
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def _ids(parts: Iterable[Any]) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-MAX_LENGTH = 1024
+MAX_LENGTH = 16384  # rotary positions: a declaration, which the default config fits
 MAX_DIGITS = 4
 FORGET_CARRY = 0.55
 MISCOUNT = 0.2

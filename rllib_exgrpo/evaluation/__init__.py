@@ -1,0 +1,1 @@
+"""Evaluations: what is sampled, what is computed of it, and what is kept."""

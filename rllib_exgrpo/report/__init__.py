@@ -1,0 +1,1 @@
+"""A run's report: one HTML file that needs no network."""
