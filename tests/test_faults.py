@@ -89,16 +89,18 @@ def test_the_prompts_of_a_runner_that_died_are_sent_again():
     assert runners.dead == set()
 
 
+class Doomed(Runners):
+    """Both runners die whenever they are given something to do."""
+
+    def revive(self):
+        super().revive()
+        self.dying = {1, 2}
+
+
 def test_runners_that_keep_dying_end_the_step():
-    runners = Runners()
-    dispatcher = dispatched(runners)
-    runners.revive = dispatcher._revive = lambda: (
-        runners.dead.clear(),
-        runners.dying.add(2),
-    )
-    runners.dying.add(2)
+    # Two deaths a round; three in all are borne.
     with pytest.raises(RuntimeError, match="died 4 times"):
-        dispatcher.collect()
+        dispatched(Doomed(dying=[1, 2])).collect()
 
 
 def test_who_is_waited_for_is_logged_and_the_timeout_ends_it(monkeypatch, caplog):
