@@ -1,12 +1,12 @@
 """How much memory a run needs, by formulas: an estimate to within a factor of two.
 
-With N parameters of b bytes, L layers of width h, V words, and T tokens in a
-micro-batch:
+With N parameters of b bytes, n of them trained, L layers of width h, V words, and T
+tokens in a micro-batch:
 
-- training state: b N weights, b N gradients, and the optimiser. Plain PyTorch keeps two
-  moments, 2 b N. DeepSpeed keeps two moments and a master copy in float32, 12 N. ZeRO
-  divides the optimiser (stage 1 on), the gradients (2 on) and the weights (3) by the
-  number of learners.
+- training state: b (N - n) frozen weights. Plain PyTorch trains in float32: weights,
+  gradients and two moments, 16 n. DeepSpeed has b n weights, b n gradients, 12 n for
+  the moments and a master copy in float32. ZeRO divides these last (stage 1 on), the
+  gradients (2 on) and the weights (3) by the number of learners.
 - activations: 17 b T h L, the usual count for a transformer whose attention keeps no
   matrix; with gradient checkpointing b T h L, and one layer's 17 b T h.
 - logits: 4 C V three times over (logits, their exponentials, gradients), for the C
@@ -17,6 +17,7 @@ micro-batch:
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 TOKENS_PER_CHUNK = 2048
 """C above; the default of `LanguagePolicy`."""
@@ -31,6 +32,7 @@ class ModelSize:
 
     Attributes:
         parameters: N.
+        trained: n; the others are frozen.
         layers: L.
         width: h.
         words: V, the size of the vocabulary.
@@ -38,33 +40,23 @@ class ModelSize:
     """
 
     parameters: int
+    trained: int
     layers: int
     width: int
     words: int
     bytes_per_weight: int
 
     @classmethod
-    def of(
-        cls, name_or_path: str, dtype: str, *, trust_remote_code: bool = False
-    ) -> "ModelSize":
-        """Reads the numbers from a model's configuration, without its weights."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        from rllib_exgrpo.policy import load_model_config
-
-        config = load_model_config(name_or_path, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=trust_remote_code
-            )
-        text = config.get_text_config()
+    def of(cls, model: Any) -> "ModelSize":
+        """Reads the numbers from a Hugging Face model, which may be without weights."""
+        text = model.config.get_text_config()
         return cls(
-            model.num_parameters(),
-            text.num_hidden_layers,
-            text.hidden_size,
-            text.vocab_size,
-            getattr(torch, dtype).itemsize,
+            parameters=model.num_parameters(),
+            trained=model.num_parameters(only_trainable=True),
+            layers=text.num_hidden_layers,
+            width=text.hidden_size,
+            words=text.vocab_size,
+            bytes_per_weight=model.dtype.itemsize,
         )
 
 
@@ -102,12 +94,18 @@ def learner_bytes(
 def _training_state_bytes(
     size: ModelSize, num_learners: int, zero_stage: int | None
 ) -> float:
-    weights = gradients = float(size.bytes_per_weight * size.parameters)
+    frozen = float(size.bytes_per_weight * (size.parameters - size.trained))
     if zero_stage is None:
-        return weights + gradients + 2 * weights
-    optimiser = 12.0 * size.parameters
-    shares = [num_learners if zero_stage >= stage else 1 for stage in (3, 2, 1)]
-    return weights / shares[0] + gradients / shares[1] + optimiser / shares[2]
+        return frozen + 16 * size.trained
+    parts = {
+        3: size.bytes_per_weight * size.trained,  # weights
+        2: size.bytes_per_weight * size.trained,  # gradients
+        1: 12 * size.trained,  # moments and master copy
+    }
+    return frozen + sum(
+        part / (num_learners if zero_stage >= stage else 1)
+        for stage, part in parts.items()
+    )
 
 
 def cpu_engine_bytes(size: ModelSize, kv_cache_bytes: int) -> float:
@@ -122,4 +120,4 @@ def buffer_bytes(num_prompts: int, completions: int, tokens: int) -> float:
 
 def checkpoint_bytes(size: ModelSize) -> float:
     """Estimates the size of a checkpoint, without the buffer: weights and optimiser."""
-    return (size.bytes_per_weight + 12.0) * size.parameters
+    return size.bytes_per_weight * size.parameters + 12.0 * size.trained

@@ -10,9 +10,9 @@ from rllib_exgrpo.cli import _experiment_checks as experiment_checks
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.envs import ArithmeticEnv
 from rllib_exgrpo.memory import ModelSize
-from rllib_exgrpo.policy import load_tokenizer
+from rllib_exgrpo.policy import build_empty, load_tokenizer
 
-TINY = ModelSize.of("tiny-arithmetic", "float32")
+TINY = ModelSize.of(build_empty("tiny-arithmetic", dtype="float32"))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_more_gpus_than_there_are_is_an_error(monkeypatch):
 
 
 def test_a_model_that_does_not_fit_is_told():
-    huge = ModelSize(10**13, 80, 8192, 150_000, 2)
+    huge = ModelSize(10**13, 10**13, 80, 8192, 150_000, 2)
     (finding,) = experiment_checks.memory_of(small_config(), huge, 24)
     assert (finding.level, "may not fit" in finding.text) == ("warning", True)
     (finding,) = experiment_checks.memory_of(small_config(), TINY, 24)
@@ -99,13 +99,13 @@ def test_a_model_that_does_not_fit_is_told():
 
 
 def test_a_full_disk_is_foreseen(tmp_path):
-    huge = ModelSize(10**15, 80, 8192, 150_000, 2)
+    huge = ModelSize(10**15, 10**15, 80, 8192, 150_000, 2)
     assert experiment_checks.disk(small_config(), huge, tmp_path).level == "error"
 
 
 def test_an_end_token_outside_the_vocabulary(tokenizer):
     finding = experiment_checks.end_tokens(
-        small_config(), tokenizer, ModelSize(1, 1, 1, 1, 4)
+        small_config(), tokenizer, ModelSize(1, 1, 1, 1, 1, 4)
     )
     assert finding.level == "error"
 

@@ -1,17 +1,21 @@
 """The memory formulas, on numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from rllib_exgrpo.memory import (
     ModelSize,
+    _training_state_bytes,
     buffer_bytes,
     checkpoint_bytes,
     cpu_engine_bytes,
     learner_bytes,
 )
+from rllib_exgrpo.policy import build_empty
 
-# 1000 parameters of 2 bytes, 3 layers of width 10, 50 words.
-SIZE = ModelSize(1000, 3, 10, 50, 2)
+# 1000 parameters of 2 bytes, all trained; 3 layers of width 10, 50 words.
+SIZE = ModelSize(1000, 1000, 3, 10, 50, 2)
 
 
 def learner(zero_stage, num_learners=4, gradient_checkpointing=False):
@@ -31,7 +35,7 @@ REST = 102_000 + 60_000
 @pytest.mark.parametrize(
     ("zero_stage", "state"),
     [
-        (None, 2000 + 2000 + 4000),
+        (None, 16000),
         (0, 2000 + 2000 + 12000),
         (1, 2000 + 2000 + 3000),
         (2, 2000 + 500 + 3000),
@@ -57,8 +61,16 @@ def test_engine_buffer_and_checkpoint():
     assert checkpoint_bytes(SIZE) == 14_000
 
 
+def test_of_adapters_only_they_have_gradients_and_moments():
+    adapters = replace(SIZE, trained=100)
+    state = _training_state_bytes(adapters, 4, 1)
+    assert state == 1800 + 200 + 200 + 300
+    assert checkpoint_bytes(adapters) == 2000 + 1200
+
+
 def test_the_numbers_of_the_embedded_model():
-    size = ModelSize.of("tiny-arithmetic", "float32")
+    size = ModelSize.of(build_empty("tiny-arithmetic", dtype="float32"))
+    assert size.trained == size.parameters
     assert (size.layers, size.bytes_per_weight) == (4, 4)
     # Embeddings are tied: counted once.
     assert 500_000 < size.parameters < 900_000

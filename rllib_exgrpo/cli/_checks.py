@@ -115,7 +115,7 @@ def storage(path: Path) -> Finding:
         return Finding(
             "error",
             "storage",
-            f"{path} cannot be written: {error}.",
+            f"{path} cannot be written: {error.strerror}.",
             "Give another folder with --storage-path.",
         )
     free = shutil.disk_usage(folder).free / 2**30

@@ -13,7 +13,7 @@ from rllib_exgrpo.cli._checks import Finding, existing_parent
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_evaluation import open_prompts
-from rllib_exgrpo.policy import stop_token_ids
+from rllib_exgrpo.policy import build_empty, stop_token_ids
 from rllib_exgrpo.text_env import read_prompt
 
 _NUM_CHECKED = 200  # problems, evenly spread over the environment's
@@ -31,11 +31,7 @@ def all_of(config: ExGRPOConfig, storage: Path) -> Iterator[Finding]:
     tokenizer, env = prompts.tokenizer, prompts.env
     all_ids = list(prompts.ids)
     ids = all_ids[:: max(1, len(all_ids) // _NUM_CHECKED)]
-    size = memory.ModelSize.of(
-        config.model_name_or_path,
-        config.model_dtype,
-        trust_remote_code=config.trust_remote_code,
-    )
+    size = memory.ModelSize.of(build_empty(**config._model_config_auto_includes))
     yield processes(config)
     yield from memory_of(config, size, len(all_ids))
     yield disk(config, size, storage)
