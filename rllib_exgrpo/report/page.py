@@ -138,10 +138,9 @@ def _sections(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     for name, charts in SECTIONS.items():
         figures = [metric_figure(chart, runs) for chart in charts]
         yield name, _grid([*own.get(name, ()), *figures])
-    yield (
-        "Prompts",
-        "".join(f"<h3>{escape(run.label)}</h3>{tables.examples(run)}" for run in runs),
-    )
+    headings = [f"<h3>{escape(run.label)}</h3>" * several for run in runs]
+    texts = map(tables.examples, runs)
+    yield "Prompts", "".join(h + t for h, t in zip(headings, texts, strict=True))
     yield "Configuration", tables.configuration(runs)
 
 
