@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -58,6 +59,7 @@ from rllib_exgrpo.batching import (
     rows_from_groups,
     trained_rows,
 )
+from rllib_exgrpo.checkpoints import last_index, mark_complete
 from rllib_exgrpo.evaluation.questions import FOLDER
 from rllib_exgrpo.evaluation.sets import UNNAMED, EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
@@ -119,6 +121,7 @@ class ExGRPO(Algorithm):
         if config.evaluation_interval:
             check_evaluation_prompts(config, self._training_prompts)
         self._is_solved = False
+        self._never_overwrite_checkpoints()
         self._has_warned_of_logp_diff = False
         self._is_in_step = False
         self._run_seed = fresh_seed() if config.seed is None else int(config.seed)
@@ -162,6 +165,7 @@ class ExGRPO(Algorithm):
             group,
             revive=lambda: self.restore_env_runners(group),
             seed=self._run_seed,
+            weights_version=lambda: self._weights_version,
             timeout_s=self.config.sample_timeout_s,
         )
 
@@ -534,6 +538,27 @@ class ExGRPO(Algorithm):
 
     # --- state
 
+    def _never_overwrite_checkpoints(self) -> None:
+        """Counts on from the checkpoints that an earlier part of the run has left.
+
+        Tune's own count is behind them after a kill.
+        """
+        if (storage := self._storage) is not None:
+            last = last_index(storage.trial_fs_path, storage.storage_filesystem)
+            storage.current_checkpoint_index = max(
+                storage.current_checkpoint_index, last
+            )
+
+    @override(Algorithm)
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Saves a checkpoint as Tune wants it, and marks it once it is whole."""
+        with TemporaryDirectory() as passing:  # Tune leaves its own after an error
+            own = passing if checkpoint_dir is None and self._storage else None
+            result = super().save(own or checkpoint_dir)
+        checkpoint = result.checkpoint
+        mark_complete(checkpoint.path, checkpoint.filesystem, self.iteration)
+        return result
+
     @override(Algorithm)
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
         """Adds the replay buffer to RLlib's components."""
@@ -555,6 +580,7 @@ class ExGRPO(Algorithm):
         if self._check_component(EXGRPO_STATE, components, not_components):
             state[EXGRPO_STATE] = {
                 "run_seed": self._run_seed,
+                "time_total_s": self._time_total,
                 "replay_is_active": self.replay_is_active,
                 "prompt_cycle": self.prompt_cycle.get_state(),
             }
@@ -569,6 +595,7 @@ class ExGRPO(Algorithm):
         if EXGRPO_STATE in state:
             own = state[EXGRPO_STATE]
             self._run_seed = own["run_seed"]
+            self._time_total = own["time_total_s"]
             self.replay_is_active = own["replay_is_active"]
             self.prompt_cycle.set_state(own["prompt_cycle"])
             self._rollout = self._build_dispatcher(self.env_runner_group)

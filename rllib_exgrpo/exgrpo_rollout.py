@@ -27,6 +27,7 @@ class RolloutDispatcher:
         group: the env runners.
         revive: brings failed runners back, with current weights.
         seed: of the run; each request gets a seed of its own derived from it.
+        weights_version: of the weights that the runners must sample with.
         timeout_s: longest wait for the results of one rollout; None waits as long as
             the runners live.
     """
@@ -37,12 +38,14 @@ class RolloutDispatcher:
         *,
         revive: Callable[[], None],
         seed: int,
+        weights_version: Callable[[], int],
         timeout_s: float | None = None,
     ) -> None:
         self._group = group
         self._revive = revive
         self._seed = seed
         self._timeout_s = timeout_s
+        self._weights_version = weights_version
         self._requests: list[RolloutRequest] = []
         self._waiting: list[int] = []  # positions in `_requests`, not yet sent
         self._in_flight: dict[int, int] = {}  # runner id -> position
@@ -93,19 +96,19 @@ class RolloutDispatcher:
             The results, together one group for each prompt, in the order asked for.
 
         Raises:
-            RuntimeError: if a runner reports an error, runners keep dying, or the time
-                is up.
+            RuntimeError: if a runner reports an error or samples with other weights,
+                runners keep dying, or the time is up.
         """
         if not self._is_remote:
             runner = self._group.local_env_runner
-            return [_checked(runner.rollout(request)) for request in self._requests]
+            return [self._checked(runner.rollout(r)) for r in self._requests]
         results: dict[int, RolloutResult] = {}
         losses, started, reported = 0, time.monotonic(), time.monotonic()
         while len(results) < len(self._requests):
             for runner_id, result in self._group.fetch_ready_async_reqs(
                 tags=_TAG, timeout_seconds=_POLL_S
             ):
-                results[self._in_flight.pop(runner_id)] = _checked(result)
+                results[self._in_flight.pop(runner_id)] = self._checked(result)
             losses += self._take_back_lost()
             if losses > _MAX_LOSSES:
                 raise RuntimeError(
@@ -178,6 +181,20 @@ class RolloutDispatcher:
             prompts[0] if prompts else None,
         )
 
+    def _checked(self, result: RolloutResult) -> RolloutResult:
+        if result.error is not None:
+            raise RuntimeError(
+                f"An env runner failed during a rollout:\n{result.error}"
+            )
+        if result.weights_version != (wanted := self._weights_version()):
+            raise RuntimeError(
+                f"An env runner sampled with weights of version "
+                f"{result.weights_version}; the learners' are {wanted}. Its set_state "
+                "must have failed: look for the cause in its log, then resume from the "
+                "last checkpoint."
+            )
+        return result
+
 
 def request_seed(seed: int, iteration: int, stream: int, position: int) -> int:
     """Derives the seed of a request.
@@ -190,9 +207,3 @@ def request_seed(seed: int, iteration: int, stream: int, position: int) -> int:
     """
     entropy = [seed, iteration, stream, position]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
-def _checked(result: RolloutResult) -> RolloutResult:
-    if result.error is not None:
-        raise RuntimeError(f"An env runner failed during a rollout:\n{result.error}")
-    return result

@@ -330,7 +330,12 @@ def test_report_29_completions_meet_their_own_gold_with_three_env_runners():
 
     config = config_for(DoublesEnv)
     runners = {i: runner_with(config, RightEngine(), worker_index=i) for i in (1, 2, 3)}
-    dispatcher = RolloutDispatcher(ThreeRunners(runners), revive=lambda: None, seed=0)
+    dispatcher = RolloutDispatcher(
+        ThreeRunners(runners),
+        revive=lambda: None,
+        seed=0,
+        weights_version=lambda: 0,
+    )
     drawn = PromptCycle(range(32), seed=1).draw(32)
     dispatcher.start(drawn, [4] * 32, temperature=1.0, steps_done=0)
     groups = [g for result in dispatcher.collect() for g in result.groups]

@@ -409,7 +409,8 @@ def test_a_run_ends_with_results_checkpoint_and_plot(trained):
     assert process.returncode == 0, process.stderr
     folder = cwd / "results" / "own"
     assert len(read_results(folder)) == 2
-    assert (folder / "trial" / "progress.csv").is_file()
+    assert len((folder / "trial" / "progress.csv").read_text().splitlines()) >= 3
+    assert list((folder / "trial").glob("events.out.tfevents.*"))
     assert (folder / "trial" / "checkpoint_000000" / "replay_buffer").is_dir()
     assert (folder / "report.html").read_text().count("<figure>") > 15
     assert (folder / "report.png").is_file()

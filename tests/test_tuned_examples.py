@@ -18,6 +18,7 @@ NAMES = [
     "exgrpo_reasoning_gym_cpu",
     "on_policy_arithmetic_cpu",
 ]
+SWEEPS = ["sweep_asha", "sweep_pbt", "sweep_replay_ratio"]
 MAIN_AND_BASELINE = ["exgrpo_arithmetic_cpu", "on_policy_arithmetic_cpu"]
 
 
@@ -26,7 +27,7 @@ def load(name):
 
 
 def test_the_examples_are_listed():
-    assert list(example_files()) == NAMES
+    assert list(example_files()) == NAMES + SWEEPS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +38,22 @@ def test_example_validates_and_stops(name):
     assert experiment.name == name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "searched", "num_variants"),
+    [
+        ("sweep_replay_ratio", ["replay_ratio"], 4),
+        ("sweep_asha", ["lr", "replay_buffer_config/sigma", "shaping_beta"], 1),
+        ("sweep_pbt", ["entropy_coeff", "lr", "replay_ratio"], 1),
+    ],
+)
+def test_every_point_of_a_sweep_is_checked(name, searched, num_variants):
+    experiment = load(name).checked()
+    assert experiment.searched == searched
+    # Four points of the grid; drawn settings are drawn once for the check.
+    assert len(list(experiment.variants())) == num_variants
+
+
+@pytest.mark.parametrize("name", NAMES + SWEEPS)
 def test_docstring_tells_hardware_and_expectation(name):
     text = ast.get_docstring(ast.parse(example_files()[name].read_text()))
     assert "Hardware:" in text
@@ -76,7 +92,7 @@ def test_baseline_and_main_job_sample_equally_many_completions():
     assert steps * replaying == baseline.stop["training_iteration"] * fresh == 11_520
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + SWEEPS)
 def test_the_last_step_is_evaluated(name):
     experiment = load(name)
     interval = experiment.config.evaluation_interval

@@ -7,6 +7,7 @@ It has a docstring, whose first line is the help text, and two functions:
 
 import argparse
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 if a run failed; 2 if it could not start, for a reason that
-        is printed as one paragraph; 130 if it was interrupted.
+        is printed as one paragraph; 130 or 143 if Ctrl-C or SIGTERM ended it.
     """
     args = build_parser().parse_args(argv)
     try:
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(paragraph(f"rllib: {error}"), file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("rllib: interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,11 +3,14 @@
 import os
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+from ray import tune
+from ray.tune.search.variant_generator import generate_variants, parse_spec_vars
 
 from rllib_exgrpo.cli._errors import CommandError, as_command_error
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
@@ -24,16 +27,28 @@ class Experiment:
     Attributes:
         name: of its folder of results.
         config: of the algorithm.
-        stop: metric path to the value that ends the run.
+        stop: metric path to the value that ends the run, or each trial.
+        tune_config: how trials are made of a config with search spaces.
     """
 
     name: str
     config: ExGRPOConfig
     stop: Mapping[str, Any] = field(default_factory=dict)
+    tune_config: tune.TuneConfig | None = None
+
+    @property
+    def searched(self) -> list[str]:
+        """Paths of the settings that a sweep varies; none for a single run."""
+        _, drawn, in_grid = parse_spec_vars(self.config.to_dict())
+        names = {"/".join(map(str, path)) for path, _ in [*drawn, *in_grid]}
+        scheduler = self.tune_config and self.tune_config.scheduler
+        return sorted({*names, *getattr(scheduler, "_hyperparam_mutations", {})})
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Experiment":
         """Reads a Python file with a `config`, or a YAML file in RLlib's old form.
+
+        A Python file may have a `stop` and, for a sweep, a `tune_config` beside it.
 
         Raises:
             CommandError: if it cannot be read, or holds no ExGRPO configuration.
@@ -59,7 +74,8 @@ class Experiment:
                 f"{path} must define `config`, an ExGRPOConfig, on module level; "
                 f"`config` is {_described(config)}."
             )
-        return cls(path.stem, config, module.get("stop") or {})
+        tune_config = module.get("tune_config")
+        return cls(path.stem, config, module.get("stop") or {}, tune_config)
 
     @classmethod
     def _from_yaml(cls, path: Path) -> "Experiment":
@@ -151,23 +167,34 @@ class Experiment:
             CommandError: for a stop criterion, setting, environment, prompt or model
                 that cannot be used.
         """
-        from rllib_exgrpo.exgrpo_evaluation import (
-            check_evaluation_prompts,
-            open_prompts,
-        )
-
         with as_command_error("the stop criteria cannot be used"):
             stop = check_stop(self.stop)
             _check_that_it_stops(stop, self.config)
-        config = self.config.copy(copy_frozen=False)
-        with as_command_error("the config cannot be used"):
-            open_env(config.env)
-            config.validate()
-            prompts = open_prompts(config)
-        if config.evaluation_interval:
-            with as_command_error("the evaluation cannot be used"):
-                check_evaluation_prompts(config, prompts)
+        variants = list(self.variants())
+        for config in variants:
+            with as_command_error("the config cannot be used"):
+                open_env(config.env)
+                config.validate()
+        _check_prompts(variants[0])
         return replace(self, stop=stop)
+
+    def variants(self) -> Iterator[ExGRPOConfig]:
+        """Yields the config, or in a sweep one for each point of the grid."""
+        if not self.searched:
+            yield self.config.copy(copy_frozen=False)
+            return
+        for _, spec in generate_variants({"config": self.config.to_dict()}):
+            yield type(self.config)().update_from_dict(spec["config"])
+
+
+def _check_prompts(config: ExGRPOConfig) -> None:
+    from rllib_exgrpo.exgrpo_evaluation import check_evaluation_prompts, open_prompts
+
+    with as_command_error("the config cannot be used"):
+        prompts = open_prompts(config)
+    if config.evaluation_interval:
+        with as_command_error("the evaluation cannot be used"):
+            check_evaluation_prompts(config, prompts)
 
 
 def _by_class(env: Any) -> Any:

@@ -2,10 +2,40 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # not imported yet, so that --help need not wait for RLlib
     from rllib_exgrpo.cli._experiment import Experiment
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options that a resumed run keeps unless they are given again.
+
+    Attributes:
+        checkpoint_freq: steps between checkpoints; 0 saves only the last.
+        keep_checkpoints: how many of the latest to keep; None keeps all.
+        max_failures: how often a failed run goes on from its latest checkpoint.
+        wandb: project on Weights & Biases; None does not track there.
+        wandb_tags: of the run there.
+    """
+
+    checkpoint_freq: int = 10
+    keep_checkpoints: int | None = None
+    max_failures: int = 0
+    wandb: str | None = None
+    wandb_tags: tuple[str, ...] = ()
+
+    @classmethod
+    def from_arguments(
+        cls, args: argparse.Namespace, earlier: Mapping[str, Any]
+    ) -> Self:
+        """Takes the options of the command line, else the earlier, else defaults."""
+        given = {f.name: getattr(args, f.name) for f in fields(cls)}
+        return cls(**{**earlier, **{k: v for k, v in given.items() if v is not None}})
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -53,9 +83,38 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-freq",
         type=int,
-        default=0,
         metavar="N",
-        help="save a checkpoint every N steps; one is always saved at the end",
+        help="save a checkpoint every N steps, 0 for none but the last "
+        f"(default: {RunOptions.checkpoint_freq})",
+    )
+    parser.add_argument(
+        "--keep-checkpoints",
+        type=int,
+        metavar="N",
+        help="keep only the latest N checkpoints (default: all)",
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=int,
+        metavar="N",
+        help="after a failure go on from the latest checkpoint, up to N times "
+        f"(default: {RunOptions.max_failures})",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="go on from the latest checkpoint in a run's folder, which may have been "
+        "moved; without RUN, of the run of this name, if there is one",
+    )
+    parser.add_argument(
+        "--wandb",
+        metavar="PROJECT",
+        help="track the run on Weights & Biases; WANDB_MODE=offline keeps it here",
+    )
+    parser.add_argument(
+        "--wandb-tags", nargs="+", metavar="TAG", help="tags of the run there"
     )
 
 
@@ -66,16 +125,41 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
         The exit code.
     """
     from rllib_exgrpo.cli._ray import quieten
-    from rllib_exgrpo.cli._run import run_experiment
+    from rllib_exgrpo.cli._resume import read_record
+    from rllib_exgrpo.cli._run import local_folder, new_folder, run_experiment
+    from rllib_exgrpo.cli._sweep import run_sweep
 
     quieten()
+    experiment = with_settings(experiment, args)
+    print("Checking settings, environment and prompts ...", flush=True)
+    experiment = experiment.checked()
+    if args.resume:
+        folder = Path(args.resume)
+    elif args.resume is None:
+        folder = new_folder(args.storage_path, experiment.name)
+    else:
+        folder = local_folder(args.storage_path) / experiment.name
+    resume = folder.exists()
+    earlier = read_record(folder)["options"] if resume else {}
+    options = RunOptions.from_arguments(args, earlier)
+    train = run_sweep if experiment.searched else run_experiment
+    return train(experiment, options, folder, resume=resume)
+
+
+def resume_with_options(args: argparse.Namespace) -> int:
+    """Resumes a run with the settings that it had.
+
+    Returns:
+        The exit code.
+    """
+    from rllib_exgrpo.cli._resume import experiment_of
+
+    return run_with_options(experiment_of(Path(args.resume)), args)
+
+
+def with_settings(experiment: "Experiment", args: argparse.Namespace) -> "Experiment":
+    """Returns an experiment with the settings of the command line."""
     settings = dict(args.config)
     if args.seed is not None:
         settings["seed"] = args.seed
-    experiment = experiment.changed(settings, args.stop, args.name)
-    print("Checking settings, environment and prompts ...", flush=True)
-    return run_experiment(
-        experiment.checked(),
-        storage_path=args.storage_path,
-        checkpoint_freq=args.checkpoint_freq,
-    )
+    return experiment.changed(settings, args.stop, args.name)

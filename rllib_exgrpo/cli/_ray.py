@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -34,17 +35,7 @@ def ray_started(
     quieten()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     needs = ExGRPO.default_resource_request(config).required_resources
-    if "RAY_ADDRESS" in os.environ:
-        context = ray.init(log_to_driver=False, logging_level="critical")
-    else:
-        context = ray.init(
-            address="local",
-            # Processes may outnumber cores: they wait for each other in turns.
-            num_cpus=max(os.cpu_count() or 1, int(needs.get("CPU", 1))),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="critical",
-        )
+    context = _start_ray(int(needs.get("CPU", 1)))
     session = Path(context.address_info["session_dir"])
     logs = link_logs(session, run_folder) if run_folder else None
     try:
@@ -56,12 +47,31 @@ def ray_started(
             keep_logs(logs)
 
 
+def _start_ray(num_cpus: int) -> Any:
+    local = {
+        "address": "local",
+        # Processes may outnumber cores: they wait for each other in turns.
+        "num_cpus": max(os.cpu_count() or 1, num_cpus),
+        "include_dashboard": False,
+    }
+    place = {} if "RAY_ADDRESS" in os.environ else local
+    try:
+        return ray.init(log_to_driver=False, logging_level="critical", **place)
+    except Exception as error:  # any: Ray raises its bare class too
+        raise CommandError(
+            f"Ray did not start: {error} On a very busy machine, try again later.",
+            1,
+        ) from error
+
+
 def quieten() -> None:
     """Silences the libraries; what goes wrong is told by this command."""
     warnings.filterwarnings("ignore")
     for name in ("ray", "ray.rllib", "ray.tune", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # not every step evaluates
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # _signals has its own
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune's new output ignores `verbose=0`
 
 
