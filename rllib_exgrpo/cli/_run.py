@@ -32,8 +32,9 @@ from rllib_exgrpo.cli._resume import (
     write_record,
 )
 from rllib_exgrpo.cli._signals import stop_signals
-from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE, ExGRPO
+from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_lifecycle import CHECKPOINT_SCORE
 from rllib_exgrpo.exgrpo_wandb import WandbTracker
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import is_met
