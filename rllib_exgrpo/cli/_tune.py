@@ -7,8 +7,8 @@ from ray import tune
 
 from rllib_exgrpo.cli._callbacks import ResultFile, ResultTable
 from rllib_exgrpo.cli._options import RunOptions
-from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_lifecycle import CHECKPOINT_SCORE
 from rllib_exgrpo.exgrpo_wandb import WandbTracker
 
 _CHECKPOINT_EVERY = 10
