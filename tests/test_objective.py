@@ -160,7 +160,8 @@ def test_replayed_tokens_are_weighed_by_their_stored_log_probs(tmp_path):
         for parameter in policy.parameters():
             parameter += 0.1 * parameter.std() * torch.randn_like(parameter)
     (draw,) = loaded.draw(1, 1)
-    (stored,) = loaded.choose([draw], [np.zeros(1)])
+    (choice,) = loaded.choose([draw], [np.zeros(1)])
+    stored = choice.completion
     np.testing.assert_array_equal(stored.behavior_logp, sampled)
 
     rows = rows_from_groups([Group("a", prompt, [completion(3, 0.0)], replayed=stored)])
