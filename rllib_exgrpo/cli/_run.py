@@ -31,7 +31,7 @@ from rllib_exgrpo.cli._resume import (
     how_to_resume,
     write_record,
 )
-from rllib_exgrpo.cli._signals import stop_signals
+from rllib_exgrpo.cli._signals import say, stop_signals
 from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE, ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_wandb import WandbTracker
@@ -62,10 +62,9 @@ class _Stopper(tune.Stopper):
     def on_signal(self, number: signal.Signals) -> None:
         """Asks for the end after the step under way."""
         self.signal = number
-        print(
+        say(
             f"\n{number.name}: ending after the step under way, with a checkpoint. "
-            "A second one ends at once, without.",
-            flush=True,
+            "A second one ends at once, without.\n"
         )
 
 

@@ -19,12 +19,13 @@ from rllib_exgrpo.cli._progress import format_pass_at_1
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.cli._resume import write_record
 from rllib_exgrpo.cli._run import run_config
-from rllib_exgrpo.cli._signals import stop_signals
+from rllib_exgrpo.cli._signals import say, stop_signals
+from rllib_exgrpo.evaluation.metrics import headline
+from rllib_exgrpo.evaluation.sets import UNNAMED
 from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
-
-DEFAULT_METRIC = "evaluation/pass_at_1"
 
 
 class _Reporter(tune.Callback):
@@ -71,7 +72,7 @@ class _Outcome:
     def of(
         cls, trial: str, results: Sequence[Mapping[str, Any]], searched: Sequence[str]
     ) -> "_Outcome":
-        evaluations = [r["evaluation"] for r in results if "evaluation" in r]
+        evaluations = [headline(r["evaluation"]) for r in results if "evaluation" in r]
         last = results[-1]
         return cls(
             trial,
@@ -142,7 +143,7 @@ def _tuner(experiment: Experiment, options: RunOptions, folder: Path) -> tune.Tu
         param_space=experiment.config,
         tune_config=replace(
             given,
-            metric=given.metric or DEFAULT_METRIC,
+            metric=given.metric or _held_out(next(experiment.variants())),
             mode=given.mode or "max",
             trial_name_creator=lambda trial: f"{folder.name}_{trial_number(trial)}",
             trial_dirname_creator=lambda trial: f"trial_{trial_number(trial)}",
@@ -157,9 +158,15 @@ def _tuner(experiment: Experiment, options: RunOptions, folder: Path) -> tune.Tu
     )
 
 
+def _held_out(config: ExGRPOConfig) -> str:
+    """Returns the path of pass@1 on the first evaluation set."""
+    name = next(iter(config.build_evaluation_sets()), UNNAMED)
+    return "/".join(["evaluation", *([] if name == UNNAMED else [name]), "pass_at_1"])
+
+
 def _end(number: signal.Signals, signals: list[signal.Signals]) -> None:
     signals.append(number)
-    print(f"\n{number.name}: ending. A second one ends at once.", flush=True)
+    say(f"\n{number.name}: ending. A second one ends at once.\n")
     os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends in good order
 
 
