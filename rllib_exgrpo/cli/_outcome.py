@@ -12,7 +12,7 @@ from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._logs import FOLDER as LOGS
 from rllib_exgrpo.cli._progress import format_duration, outcome
 from rllib_exgrpo.cli._resume import TRIAL_FOLDER, ResumePoint, how_to_resume
-from rllib_exgrpo.exgrpo import CHECKPOINT_SCORE
+from rllib_exgrpo.exgrpo_lifecycle import CHECKPOINT_SCORE
 
 _TRACEBACK_LINES = 8
 

@@ -19,7 +19,7 @@ from rllib_exgrpo.cli._options import RunOptions
 from rllib_exgrpo.cli._progress import format_pass_at_1
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.cli._resume import write_record
-from rllib_exgrpo.cli._signals import stop_signals
+from rllib_exgrpo.cli._signals import say, stop_signals
 from rllib_exgrpo.cli._tune import run_config
 from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.exgrpo import ExGRPO
@@ -166,7 +166,7 @@ def _held_out(experiment: Experiment) -> str:
 
 def _end(number: signal.Signals, signals: list[signal.Signals]) -> None:
     signals.append(number)
-    print(f"\n{number.name}: ending. A second one ends at once.", flush=True)
+    say(f"\n{number.name}: ending. A second one ends at once.\n")
     os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends in good order
 
 
