@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,18 @@ from ray.tune.result import TRAINING_ITERATION
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
 
-from rllib_exgrpo.evaluation.examples import Example, read_latest_examples
+from rllib_exgrpo.evaluation.examples import Example, read_examples
 
 logger = logging.getLogger(__name__)
 
-EXAMPLES = "evaluation_examples"
-
 _ID_FILE = "wandb_run_id"
+_EXAMPLES = "evaluation_examples"
 _INIT_TIMEOUT_S = 20.0
 _FINISH_TIMEOUT_S = 30.0
 
 
 class WandbTracker(LoggerCallback):
-    """Logs every number of the results, and some completions of each evaluation.
+    """Logs every number of the results, and examples of each evaluation as a table.
 
     Each trial is a run. Its id lies in the trial's folder, so that a resumed trial goes
     on in the same run. Everything is plotted against `training_iteration`, not against
@@ -63,7 +62,7 @@ class WandbTracker(LoggerCallback):
     ) -> None:
         """Logs a step; sending it is left to W&B's own process."""
         run = self._runs[trial.trial_id]
-        run.log({**_numbers(result), **_examples(Path(trial.path), result)})
+        run.log({**_numbers(result), **_table(trial, result)})
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """Ends the run; an upload that takes too long is left for `wandb sync`."""
@@ -148,12 +147,15 @@ def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _examples(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the completions kept of an evaluation, if the step had one."""
+def _table(trial: Trial, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads what the trial has kept of the evaluation that belongs to a result."""
     import wandb
 
-    if not {"evaluation", "evaluation_at_start"} & result.keys():
+    if "evaluation" in result:
+        examples = read_examples(trial.path, result[TRAINING_ITERATION])
+    elif "evaluation_at_start" in result:
+        examples = read_examples(trial.path, 0)
+    else:
         return {}
-    rows = [asdict(example) for example in read_latest_examples(folder)]
     columns: list[str | int] = [field.name for field in fields(Example)]
-    return {EXAMPLES: wandb.Table(columns, [[*row.values()] for row in rows])}
+    return {_EXAMPLES: wandb.Table(columns, [[*astuple(e)] for e in examples])}

@@ -12,16 +12,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 from report_helpers import make_run
 
 from rllib_exgrpo import ExGRPOConfig
+from rllib_exgrpo.checkpoints import mark_complete
 from rllib_exgrpo.cli import main
 from rllib_exgrpo.cli._display import Display
-from rllib_exgrpo.cli._errors import error_summary, paragraph
+from rllib_exgrpo.cli._errors import CommandError, error_summary, paragraph
 from rllib_exgrpo.cli._logs import keep_logs, link_logs
+from rllib_exgrpo.cli._options import RunOptions
+from rllib_exgrpo.cli._outcome import best_checkpoint
 from rllib_exgrpo.cli._progress import (
     Progress,
     format_duration,
@@ -29,7 +33,7 @@ from rllib_exgrpo.cli._progress import (
     outcome,
     step_parts,
 )
-from rllib_exgrpo.cli._run import _checkpoint_config
+from rllib_exgrpo.cli._tune import checkpoint_config
 from rllib_exgrpo.evaluation.questions import read_questions
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import find_metric
@@ -290,7 +294,24 @@ def test_a_terminal_shows_one_table_below_the_evaluations(monkeypatch):
     assert "held-out    pass@1 50.0 % after 2 steps" in lines
     assert "replay      rho 0.50, 7 prompts in the buffer, 1 retired" in lines
     assert len(lines) == 11
-    assert display.results[-1]["training_iteration"] == 3
+
+
+def test_a_resumed_run_goes_on_in_the_table_and_messages_stay_above(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    earlier = [step(2, 4.0, evaluation={"pass_at_1": 0.5}), step(3, 6.0)]
+    progress = Progress({"training_iteration": 4}, earlier)
+    display = Display(progress, terminal, latest=earlier[-1:])
+    message = "SIGINT: ending. " + "word " * 30
+    display.say(message)
+    assert terminal.getvalue() == ""  # a signal handler must not print
+    display.on_step_end(1, [])
+    display.on_trial_result(1, [], None, step(4, 8.0))
+    assert terminal.screen[0] == message
+    lines = [line.strip() for line in terminal.screen]
+    assert lines[2].endswith("100 %, step 4, ? left")
+    assert "held-out    pass@1 50.0 % after 2 steps" in lines
+    assert len(lines) == 10
 
 
 def test_what_is_no_terminal_gets_a_line_a_step():
@@ -381,15 +402,29 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path):
     config = ExGRPOConfig().evaluation(
         evaluation_interval=4, best_checkpoint_set="evaluation"
     )
-    manager = _CheckpointManager(_checkpoint_config(config, 0))
+    manager, results = _CheckpointManager(checkpoint_config(config, RunOptions())), []
     for i, score in enumerate([0.4, 0.5, 0.3, math.nan]):
-        (tmp_path / str(i)).mkdir()
-        checkpoint = Checkpoint.from_directory(tmp_path / str(i))
+        folder = tmp_path / f"checkpoint_{i:06}"
+        folder.mkdir()
+        checkpoint = Checkpoint.from_directory(folder)
         manager.register_checkpoint(
             _TrainingResult(checkpoint, {"checkpoint_score": score})
         )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "3"]
-    assert manager.best_checkpoint_result.metrics == {"checkpoint_score": 0.5}
+        results.append({"training_iteration": i, "checkpoint_score": score})
+        mark_complete(str(folder), LocalFileSystem(), i)
+    kept = [tmp_path / f"checkpoint_{i:06}" for i in (1, 3)]
+    assert sorted(tmp_path.iterdir()) == kept
+    assert best_checkpoint(tmp_path, results) == kept[0]
+    (kept[0] / "complete.json").unlink()
+    assert best_checkpoint(tmp_path, results) is None  # step 3 was not evaluated
+
+
+@pytest.mark.parametrize("option", ["checkpoint_freq", "keep_checkpoints"])
+def test_options_that_contradict_the_best_checkpoint_are_refused(option):
+    options = RunOptions(**{option: 2})
+    options.check(None)
+    with pytest.raises(CommandError, match=f"--{option.replace('_', '-')} is 2"):
+        options.check("dev")
 
 
 # --- runs

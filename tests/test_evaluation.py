@@ -23,7 +23,7 @@ from rllib_exgrpo.evaluation.estimators import (
 )
 from rllib_exgrpo.evaluation.examples import (
     choose_examples,
-    read_latest_examples,
+    read_examples,
     write_examples,
 )
 from rllib_exgrpo.evaluation.metrics import evaluation_metrics, headline
@@ -261,8 +261,8 @@ def test_examples_are_the_worst_and_the_best_with_a_right_and_a_wrong(tmp_path):
     mixed = choose_examples(questions[5:6], groups[5:6], str)
     assert [(e.reward, e.num_tokens) for e in mixed] == [(1.0, 3), (0.0, 2)]
     write_examples(Folder.at(tmp_path / FOLDER), 3, examples)
-    assert read_latest_examples(tmp_path) == examples
-    assert read_latest_examples(tmp_path / "nothing") == []
+    assert read_examples(tmp_path) == examples
+    assert read_examples(tmp_path / "nothing") == []
 
 
 # --- sets

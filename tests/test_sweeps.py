@@ -74,7 +74,7 @@ def test_a_long_wait_for_room_is_told_once_a_minute(monkeypatch, capsys, has_roo
     monkeypatch.setattr(callbacks.ray, "available_resources", lambda: {"CPU": 1.0})
     needs = SimpleNamespace(required_resources={"CPU": 3.0})
     trial = SimpleNamespace(status=Trial.PENDING, placement_group_factory=needs)
-    watch = PendingWatch()
+    watch = PendingWatch(print)
     told = []
     for i in range(5):
         watch.on_step_end(i, [trial])
@@ -154,7 +154,7 @@ def test_a_trial_without_room_says_so(ray_session, tmp_path, monkeypatch, capsys
         run_config=tune.RunConfig(
             storage_path=str(tmp_path),
             stop=Enough(),
-            callbacks=[PendingWatch()],
+            callbacks=[PendingWatch(print)],
             verbose=0,
         ),
     ).fit()

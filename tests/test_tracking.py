@@ -9,8 +9,7 @@ import pytest
 import wandb
 
 from rllib_exgrpo.evaluation.examples import Example, write_examples
-from rllib_exgrpo.evaluation.questions import FOLDER
-from rllib_exgrpo.exgrpo_wandb import EXAMPLES, WandbTracker
+from rllib_exgrpo.exgrpo_wandb import WandbTracker
 from rllib_exgrpo.replay.folder import Folder
 
 
@@ -102,20 +101,26 @@ def test_a_resumed_run_logs_steps_again_and_none_is_refused(offline, trial, capl
     assert caplog.text == ""
 
 
-def test_completions_of_an_evaluation_become_a_table(offline, trial):
-    examples = [
-        Example("held-out", 1, str(i), "", 2, 1, "1 + 1?", "2", 3, 1.0, "ok", False)
-        for i in range(4)
-    ]
-    write_examples(Folder.at(trial.folder / FOLDER), 1, examples)
-    track(trial, [result(1, evaluation={"pass_at_1": 0.5}), result(2)])
-    with_table, without = history(sessions(trial)[0])
-    assert with_table[f"{EXAMPLES}/nrows"] == 4
-    assert f"{EXAMPLES}/nrows" not in without
-    (table,) = (trial.folder / "wandb").glob("offline-run-*/files/media/table/*.json")
-    content = json.loads(table.read_text())
-    row = dict(zip(content["columns"], content["data"][2], strict=True))
-    assert (row["prompt_id"], row["prompt"], row["completion"]) == ("2", "1 + 1?", "2")
+def example(iteration, completion):
+    numbers = {"num_samples": 2, "num_correct": 1, "num_tokens": 1, "reward": 1.0}
+    texts = {"prompt": "3+4", "completion": completion, "reason": "", "source": ""}
+    return Example("dev", iteration, "7", **numbers, **texts, truncated=False)
+
+
+def test_examples_of_an_evaluation_become_a_table(offline, trial):
+    folder = Folder.at(trial.folder / "evaluation")
+    for iteration in (0, 2, 4):  # the last was written before the run was cut back
+        write_examples(folder, iteration, [example(iteration, str(iteration))])
+    track(
+        trial,
+        [result(1, evaluation_at_start={}), result(2, evaluation={}), result(3)],
+    )
+    rows = [row.get("evaluation_examples/nrows") for row in history(sessions(trial)[0])]
+    assert rows == [1, 1, None]
+    files = (trial.folder / "wandb").glob("offline-run-*/files/media/table/*.json")
+    tables = [json.loads(file.read_text()) for file in files]
+    place = tables[0]["columns"].index("completion")
+    assert sorted(table["data"][0][place] for table in tables) == ["0", "2"]
 
 
 def test_without_a_key_the_run_is_kept_offline_with_one_warning(

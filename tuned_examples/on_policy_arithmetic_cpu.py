@@ -8,7 +8,7 @@ Expected curve: held-out pass@1 at temperature 1 starts between 25 and 50 % and 
 It is to be held against `exgrpo_arithmetic_cpu` by completions sampled (11,520 in both
 runs, within 1 %), not by steps:
 
-    rllib plot results/exgrpo_arithmetic_cpu results/on_policy_arithmetic_cpu
+    rllib report results/exgrpo_arithmetic_cpu results/on_policy_arithmetic_cpu
 """
 
 from rllib_exgrpo import ExGRPOConfig

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,14 @@ def _folder(trial: Trial) -> Path:
 
 
 class PendingWatch(tune.Callback):
-    """Says once a minute what a run waits for while no trial gets its resources."""
+    """Says once a minute what a run waits for while no trial gets its resources.
 
-    def __init__(self) -> None:
+    Args:
+        say: tells the user something.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._idle_since: float | None = None
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
@@ -122,7 +127,7 @@ class PendingWatch(tune.Callback):
         elif now - self._idle_since > _WAIT_S:
             self._idle_since = now + _WAIT_S
             if not _has_room(pending[0]):
-                print(_waiting_for(pending[0]), flush=True)
+                self._say(_waiting_for(pending[0]))
 
 
 def _has_room(trial: Trial) -> bool:

@@ -37,22 +37,31 @@ class LiveTable:
         self._height = len(lines)
 
     def print_above(self, lines: Sequence[str]) -> None:
-        """Prints lines that stay; the table is shown anew below them."""
-        self.show(lines)
-        self._height = 0
+        """Puts lines that stay, however long, in the table's place."""
+        self.show([])
+        print(*lines, sep="\n", file=self._stream, flush=True)
 
 
 class Display(tune.Callback):
-    """Shows the progress of a run and keeps its results.
+    """Shows the progress of a run.
 
     Args:
         progress: turns results into text.
         stream: where to; a terminal gets the table, anything else a line a step.
+        latest: the last result of a run that is resumed.
     """
 
-    def __init__(self, progress: Progress, stream: TextIO | None = None) -> None:
-        self.results: list[Mapping[str, Any]] = []
+    def __init__(
+        self,
+        progress: Progress,
+        stream: TextIO | None = None,
+        *,
+        latest: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._progress = progress
+        self._latest = latest
+        self._preface = ["", *LEGEND.splitlines(), ""]
+        self._messages: list[str] = []
         self._stream = stream or sys.stdout
         is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._table = LiveTable(self._stream) if is_terminal else None
@@ -67,26 +76,38 @@ class Display(tune.Callback):
         **info: Any,
     ) -> None:
         """Shows a training step."""
-        self.results.append(result)
+        self._latest = [result]
         self._last_step = time.monotonic()
         lines = self._progress.lines(result)
         if self._table is None:
-            if len(self.results) == 1:
-                lines = ["", *LEGEND.splitlines(), "", *lines]
-            print(*lines, sep="\n", file=self._stream, flush=True)
-            return
-        evaluated = self._progress.evaluation_lines(result)
-        if evaluated:
-            self._table.print_above([f"Held-out {text}" for text in evaluated])
+            lines, self._preface = [*self._preface, *lines], []
+        else:
+            evaluated = self._progress.evaluation_lines(result)
+            lines = [f"Held-out {text}" for text in evaluated]
+        self._print(lines)
         self._draw()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Redraws the table now and then, as a sign of life."""
-        if time.monotonic() - self._last_drawn > _REDRAW_EVERY_S:
+        """Prints messages, and redraws the table now and then, as a sign of life."""
+        messages, self._messages = self._messages, []
+        self._print(messages)
+        if messages or time.monotonic() - self._last_drawn > _REDRAW_EVERY_S:
             self._draw()
+
+    def say(self, text: str) -> None:
+        """Has a message printed at the next event; a signal handler may call it."""
+        self._messages.append(text)
+
+    def _print(self, lines: Sequence[str]) -> None:
+        if not lines:
+            return
+        if self._table is None:
+            print(*lines, sep="\n", file=self._stream, flush=True)
+        else:
+            self._table.print_above(lines)
 
     def _draw(self) -> None:
         self._last_drawn = time.monotonic()
         if self._table is not None:
             since = self._last_drawn - self._last_step
-            self._table.show(self._progress.table(self.results[-1:], since))
+            self._table.show(self._progress.table(self._latest, since))

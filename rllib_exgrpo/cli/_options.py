@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rllib_exgrpo.cli._errors import CommandError
+
 if TYPE_CHECKING:  # not imported yet, so that --help need not wait for RLlib
     from rllib_exgrpo.cli._experiment import Experiment
 
@@ -16,14 +18,15 @@ class RunOptions:
     """Options that a resumed run keeps unless they are given again.
 
     Attributes:
-        checkpoint_freq: steps between checkpoints; 0 saves only the last.
+        checkpoint_freq: steps between checkpoints; 0 saves only the last, None leaves
+            it to `checkpoint_config`.
         keep_checkpoints: how many of the latest to keep; None keeps all.
         max_failures: how often a failed run goes on from its latest checkpoint.
         wandb: project on Weights & Biases; None does not track there.
         wandb_tags: of the run there.
     """
 
-    checkpoint_freq: int = 10
+    checkpoint_freq: int | None = None
     keep_checkpoints: int | None = None
     max_failures: int = 0
     wandb: str | None = None
@@ -36,6 +39,22 @@ class RunOptions:
         """Takes the options of the command line, else the earlier, else defaults."""
         given = {f.name: getattr(args, f.name) for f in fields(cls)}
         return cls(**{**earlier, **{k: v for k, v in given.items() if v is not None}})
+
+    def check(self, best_checkpoint_set: str | None) -> None:
+        """Checks that options do not contradict the set that chooses checkpoints.
+
+        Raises:
+            CommandError: for an option that does.
+        """
+        for name in ("checkpoint_freq", "keep_checkpoints"):
+            value = getattr(self, name)
+            if best_checkpoint_set is not None and value is not None:
+                raise CommandError(
+                    f"--{name.replace('_', '-')} is {value}, but the config sets "
+                    f"`best_checkpoint_set` to {best_checkpoint_set!r}: a checkpoint "
+                    "is saved with each evaluation, and the best and the last are "
+                    "kept. Leave out one of the two."
+                )
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -84,14 +103,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-freq",
         type=int,
         metavar="N",
-        help="save a checkpoint every N steps, 0 for none but the last "
-        f"(default: {RunOptions.checkpoint_freq})",
+        help="save a checkpoint every N steps, 0 for none but the last (default: 10 "
+        "or, with `best_checkpoint_set`, at each evaluation)",
     )
     parser.add_argument(
         "--keep-checkpoints",
         type=int,
         metavar="N",
-        help="keep only the latest N checkpoints (default: all)",
+        help="keep only the latest N checkpoints (default: all or, with "
+        "`best_checkpoint_set`, the best and the last)",
     )
     parser.add_argument(
         "--max-failures",
@@ -142,6 +162,7 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     resume = folder.exists()
     earlier = read_record(folder)["options"] if resume else {}
     options = RunOptions.from_arguments(args, earlier)
+    options.check(experiment.config.best_checkpoint_set)
     train = run_sweep if experiment.searched else run_experiment
     return train(experiment, options, folder, resume=resume)
 

@@ -45,9 +45,12 @@ class Progress:
 
     Args:
         stop: metric path to the value that ends the run.
+        earlier: results of a run that is resumed.
     """
 
-    def __init__(self, stop: Mapping[str, float]) -> None:
+    def __init__(
+        self, stop: Mapping[str, float], earlier: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._stop = {
             path: value
             for path, value in stop.items()
@@ -58,7 +61,7 @@ class Progress:
         )
         self._num_lines = 0
         self._seconds_left = math.nan
-        self._held_out: list[str] = []
+        self._held_out = [t for r in earlier for t in self.evaluation_lines(r)]
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         """Returns the plain lines for a training step; call it once a step."""

@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM: a run ends after the step under way, with a checkpoint."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,3 +35,8 @@ def stop_signals(on_first: Callable[[signal.Signals], None]) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+def say(text: str) -> None:
+    """Prints from within a signal handler, where `print` may be under way already."""
+    os.write(sys.stdout.fileno(), text.encode())

@@ -5,26 +5,26 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.tune.experiment import Trial
 
-from rllib_exgrpo.cli._callbacks import RESULT_FILE
+from rllib_exgrpo.cli._callbacks import RESULT_FILE, PendingWatch
 from rllib_exgrpo.cli._errors import error_summary
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._options import RunOptions
 from rllib_exgrpo.cli._progress import format_pass_at_1
 from rllib_exgrpo.cli._ray import ray_started
 from rllib_exgrpo.cli._resume import write_record
-from rllib_exgrpo.cli._run import run_config
-from rllib_exgrpo.cli._signals import stop_signals
+from rllib_exgrpo.cli._signals import say, stop_signals
+from rllib_exgrpo.cli._tune import run_config
+from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
-
-DEFAULT_METRIC = "evaluation/pass_at_1"
 
 
 class _Reporter(tune.Callback):
@@ -71,7 +71,7 @@ class _Outcome:
     def of(
         cls, trial: str, results: Sequence[Mapping[str, Any]], searched: Sequence[str]
     ) -> "_Outcome":
-        evaluations = [r["evaluation"] for r in results if "evaluation" in r]
+        evaluations = [headline(r["evaluation"]) for r in results if "evaluation" in r]
         last = results[-1]
         return cls(
             trial,
@@ -137,29 +137,36 @@ def trial_number(trial: Trial) -> str:
 
 def _tuner(experiment: Experiment, options: RunOptions, folder: Path) -> tune.Tuner:
     given = experiment.tune_config or tune.TuneConfig()
+    reporter = _Reporter(experiment.searched)
     return tune.Tuner(
         ExGRPO,
         param_space=experiment.config,
         tune_config=replace(
             given,
-            metric=given.metric or DEFAULT_METRIC,
+            metric=given.metric or _held_out(experiment),
             mode=given.mode or "max",
             trial_name_creator=lambda trial: f"{folder.name}_{trial_number(trial)}",
             trial_dirname_creator=lambda trial: f"trial_{trial_number(trial)}",
         ),
         run_config=run_config(
-            experiment,
+            experiment.config,
             options,
             folder,
-            _Reporter(experiment.searched),
+            [PendingWatch(partial(print, flush=True)), reporter],
             dict(experiment.stop),
         ),
     )
 
 
+def _held_out(experiment: Experiment) -> str:
+    """Returns the path of pass@1 of the first evaluation set."""
+    first, *_ = next(experiment.variants()).build_evaluation_sets().values()
+    return f"{first.path}/pass_at_1"
+
+
 def _end(number: signal.Signals, signals: list[signal.Signals]) -> None:
     signals.append(number)
-    print(f"\n{number.name}: ending. A second one ends at once.", flush=True)
+    say(f"\n{number.name}: ending. A second one ends at once.\n")
     os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends in good order
 
 

@@ -123,8 +123,14 @@ def write_examples(folder: Folder, iteration: int, examples: list[Example]) -> N
     write_table(folder, f"examples-{iteration:06d}.parquet", table)
 
 
-def read_latest_examples(run: str | Path) -> list[Example]:
-    """Reads the examples of a run's last evaluation; empty if it kept none."""
-    files = find_files(Path(run), "examples-*.parquet")
+def read_examples(run: str | Path, iteration: int | None = None) -> list[Example]:
+    """Reads the examples of an evaluation of a run; empty if it kept none.
+
+    Args:
+        run: its folder.
+        iteration: training steps before the evaluation; None takes the last one.
+    """
+    number = "*" if iteration is None else f"{iteration:06d}"
+    files = find_files(Path(run), f"examples-{number}.parquet")
     rows = pq.read_table(files[-1]).to_pylist() if files else []
     return [Example(**row) for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rllib_exgrpo.evaluation.examples import Example, read_latest_examples
+from rllib_exgrpo.evaluation.examples import Example, read_examples
 from rllib_exgrpo.evaluation.sets import UNNAMED
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
@@ -74,7 +74,7 @@ def read_run(file: Path, label: str) -> Run:
         results,
         json.loads(config_file.read_text()) if config_file.is_file() else {},
         read_versions(folder),
-        read_latest_examples(folder),
+        read_examples(folder),
     )
 
 
