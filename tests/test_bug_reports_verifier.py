@@ -1,6 +1,7 @@
 """Wrong verdicts and missing rewards that people met elsewhere stay out here."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from rllib_exgrpo.batching import rows_from_groups
 from rllib_exgrpo.envs import MathEnv, Problem, Verdict, VerifiableTextEnv
 from rllib_exgrpo.envs.math_verifier import verify_math
 from rllib_exgrpo.exgrpo_env_runner import ExGRPOEnvRunner
-from rllib_exgrpo.records import Completion, Group, RolloutResult
+from rllib_exgrpo.records import Completion, Group, RolloutRequest
 from rllib_exgrpo.replay.buffer import ReplayBuffer
 from rllib_exgrpo.rollout_metrics import rollout_metrics
 from rllib_exgrpo.sampler import Sample
@@ -74,11 +75,11 @@ def test_an_unusable_gold_answer_is_never_rewarded_nor_stored(gold):
     assert [v.reward for v in verdicts] == [0.0, 0.0]
     assert {v.reason for v in verdicts} == {"gold_unparsed"}
     group = group_of([v.reward for v in verdicts])
+    group = replace(group, reasons=[str(v.reason) for v in verdicts])
     buffer = ReplayBuffer(group_size=2)
     buffer.record([group], 0)
     assert len(buffer) == 0
-    reasons = RolloutResult([group], 0, reasons={"gold_unparsed": 2})
-    metrics = rollout_metrics([group], [reasons], success_threshold=1.0)
+    metrics = rollout_metrics([group], [], success_threshold=1.0)
     assert metrics["verdict_gold_unparsed_fraction"] == 1.0
 
 
@@ -153,14 +154,15 @@ class ThinkEnv(VerifiableTextEnv):
 )
 def test_the_verifier_reads_what_the_template_opened(completion, expected):
     runner = SimpleNamespace(
-        config=SimpleNamespace(assistant_prefix="<think>\n"),
+        formatter=SimpleNamespace(assistant_prefix="<think>\n"),
         tokenizer=SimpleNamespace(batch_decode=lambda ids, **_: [completion]),
     )
     sample = Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), False)
     for env in (ThinkEnv(), MathEnv(data="unused")):
         env.problem = lambda _: Problem(0, "2+2?", "4")
-        (judgement,) = ExGRPOEnvRunner._judge(runner, env, [0], [[sample]])
-        assert judgement.reward == expected
+        request = RolloutRequest([0], [1], temperature=1.0, seed=0)
+        judged_PG, _ = ExGRPOEnvRunner._judge(runner, env, request, [[sample]])
+        assert judged_PG[0][0].reward == expected
         env.close()
 
 
@@ -188,11 +190,10 @@ def test_a_missing_reward_moves_nobody_and_is_counted(rewards, advantages, unsco
         assert np.isfinite(result).all()
         assert (result[np.isnan(rewards)] == 0).all()
     assert group_advantages(group.rewards_G).tolist() == advantages
-    rows = rows_from_groups([group], normalize_by_std=False)
+    rows = rows_from_groups([group], [0], normalize_by_std=False)
     assert np.isfinite(rows.advantages_B).all()
     assert rows.scored_B.tolist() == [not np.isnan(r) for r in rewards]  # loss mask
-    result = RolloutResult([group], 0)
-    metrics = rollout_metrics([group], [result], success_threshold=1.0)
+    metrics = rollout_metrics([group], [], success_threshold=1.0)
     assert metrics["num_unscored"] == unscored
 
 

@@ -23,6 +23,7 @@ def base_folder(folder, *, tied=True) -> str:
     if not tied:
         policy = LanguagePolicy.from_pretrained("tiny-arithmetic")
         policy.model.config.tie_word_embeddings = False
+        policy.model.config.use_cache = True
         model = type(policy.model)(policy.model.config)
         model.load_state_dict(policy.model.state_dict())
         model.save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -84,19 +85,27 @@ def test_sums_of_replayed_rows_add_up_over_micro_batches():
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     replayed = torch.tensor([True, True, False])
     totals = UpdateTotals()
-    for rows in (slice(0, 1), slice(1, 3)):
+    for cut in (slice(0, 1), slice(1, 3)):
+        zeros = torch.zeros_like(log_ratio[cut])
+        rows = SimpleNamespace(
+            advantages=torch.ones(3)[cut],
+            token_mask=mask[cut],
+            loss_mask=mask[cut],
+            scored=torch.ones(3, dtype=torch.bool)[cut],
+            replay_mask=replayed[cut],
+            token_weights=torch.ones_like(zeros),
+            engine_logp=zeros,
+        )
         output = mixed_policy_loss(
-            log_ratio[rows], torch.zeros_like(log_ratio[rows]), torch.ones(3)[rows],
-            mask[rows], replayed[rows], clip_eps=None, shaping_beta=0.1, denominator=1,
+            log_ratio[cut], zeros, rows.advantages, rows.loss_mask, rows.replay_mask,
+            clip_eps=None, shaping_beta=0.1, denominator=1,
         )  # fmt: skip
         totals.add(
             token_totals(
                 output,
-                log_ratio=log_ratio[rows],
-                entropy=log_ratio[rows],
-                advantages=torch.ones(3)[rows],
-                loss_mask=mask[rows],
-                replay_mask=replayed[rows],
+                current_logp=log_ratio[cut],
+                entropy=zeros,
+                rows=rows,
                 shaping_beta=0.1,
             )
         )

@@ -50,10 +50,7 @@ def test_a_missing_log_prob_stops_the_rollout(bad):
 
 def test_a_prefix_cache_that_stays_stops_training():
     # Bug report 30: vLLM answers False while requests hold blocks.
-    engine = SimpleNamespace(
-        collective_rpc=lambda *args, **kwargs: None, reset_prefix_cache=lambda: False
-    )
     sampler = object.__new__(VLLMSampler)
-    sampler._llm = engine
+    sampler._llm = SimpleNamespace(reset_prefix_cache=lambda: False)
     with pytest.raises(RuntimeError, match="kept its prefix cache"):
-        sampler.load_weights({})
+        sampler.sample([np.array([1], np.int32)], [1], temperature=1.0, seed=0)
