@@ -16,6 +16,7 @@ _TAG = "rollout"
 _MAX_LOSSES = 3
 _POLL_S = 1.0
 _REPORT_EVERY_S = 30.0
+_RESTART_S = 600.0
 
 
 class RolloutDispatcher:
@@ -133,15 +134,18 @@ class RolloutDispatcher:
         return self._group.num_remote_env_runners() > 0
 
     def _live_runners(self) -> list[int]:
-        if not self._group.healthy_env_runner_ids():
-            self._revive()
-        if not self._group.healthy_env_runner_ids():
-            raise RuntimeError(
-                "No env runner is alive. Look for the cause in their logs (often "
-                "memory: lower `kv_cache_bytes` or `gpu_memory_utilization`), then "
-                "resume from the last checkpoint."
-            )
-        return list(self._group.healthy_env_runner_ids())
+        started = time.monotonic()
+        while not (live := self._group.healthy_env_runner_ids()):
+            waited = time.monotonic() - started
+            if waited > _RESTART_S:
+                raise RuntimeError(
+                    f"No env runner has come back to life in {waited:.0f} s. Look for "
+                    "the cause in their logs (often memory: lower `kv_cache_bytes` or "
+                    "`gpu_memory_utilization`), then resume from the last checkpoint."
+                )
+            logger.warning("No env runner is alive; waiting for one to restart.")
+            self._revive()  # waits `env_runner_health_probe_timeout_s` for it
+        return list(live)
 
     def _send_waiting(self) -> None:
         if not self._waiting:

@@ -103,6 +103,14 @@ def test_runners_that_keep_dying_end_the_step():
         dispatched(Doomed(dying=[1, 2])).collect()
 
 
+def test_runners_that_never_come_back_end_the_step(monkeypatch):
+    monkeypatch.setattr(rollout_module, "_RESTART_S", 0.1)
+    runners = Runners(dying=[1, 2])
+    runners.revive = lambda: time.sleep(0.05)
+    with pytest.raises(RuntimeError, match="No env runner has come back"):
+        dispatched(runners).collect()
+
+
 def test_who_is_waited_for_is_logged_and_the_timeout_ends_it(monkeypatch, caplog):
     monkeypatch.setattr(rollout_module, "_REPORT_EVERY_S", 0.1)
     with (
