@@ -41,7 +41,7 @@ format: setup
 	$(BIN)/ruff format .
 
 test: lint docs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -12,6 +12,15 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 import pytest
 
 
+# The longest files, which start Ray or DeepSpeed: begun last, they would run alone.
+_FIRST = ("test_training", "test_training_engine", "test_cli", "test_faults")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first, for processes that take file after file."""
+    items.sort(key=lambda item: item.path.stem not in _FIRST)
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A local Ray with more logical CPUs than the machine may have."""

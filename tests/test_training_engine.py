@@ -33,7 +33,7 @@ def out(request, tmp_path_factory):
         for r in range(size)
     ]
     for process in ranks:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=900)
         assert process.returncode == 0, output[-4000:]
     return out
 
