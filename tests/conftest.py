@@ -11,7 +11,6 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 
 import pytest
 
-
 # The longest files, which start Ray or DeepSpeed: begun last, they would run alone.
 _FIRST = ("test_training", "test_training_engine", "test_cli", "test_faults")
 
