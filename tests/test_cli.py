@@ -57,6 +57,7 @@ class OwnEnv(ArithmeticEnv):
     pass
 
 config = ExGRPOConfig().environment(OwnEnv).update_from_dict({small})
+config.evaluation(evaluation_config={{"env_config": {{"split": "heldout"}}}})
 stop = {{"training_iteration": 2}}
 """
 
