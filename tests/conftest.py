@@ -8,6 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
+# Ray runs its workers at 15, where the other test process starves them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 
