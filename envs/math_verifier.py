@@ -18,8 +18,15 @@ from .verdict import Reason, Verdict
 MAX_ANSWER_CHARS = 10_000
 _MAX_WORDS = 2  # of a word answer; more is prose, which nobody can compare
 
+# One of each frequent kind: what parser and SymPy keep of them, forked workers inherit.
 _WARM_UP = (
     ("x+1", r"\frac{2x+2}{2}"),
+    ("(x+3)^2", "x^2+6x+9"),
+    ("y = 3x-7", "3x-y-7=0"),
+    (r"12\sqrt{3}", r"\sqrt{432}"),
+    (r"\frac{3\pi}{4}", r"\pi-\frac{\pi}{4}"),
+    (r"\log_2 8+\ln e", "4"),
+    (r"\sin^2\theta", r"1-\cos^{2}\theta"),
     (r"\sqrt{2}+\sqrt[3]{5}", r"2^{1/2}+\log_2 8"),
     (r"e^{-2t}\cos(3t-\frac{\pi}{4})", r"\frac{1}{a_1}\left(b^{n}-1\right)"),
     (r"\binom{n}{2}-\lfloor n/2 \rfloor", r"\frac{n(n-1)}{2}"),

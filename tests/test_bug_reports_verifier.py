@@ -1,5 +1,6 @@
 """Wrong verdicts and missing rewards that people met elsewhere stay out here."""
 
+import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -51,6 +52,8 @@ def test_the_verifier_works_in_a_threaded_actor_and_a_tune_trial(
 ):
     import ray
     from ray import tune
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     @ray.remote(max_concurrency=4)
     class Judge:

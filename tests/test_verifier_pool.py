@@ -185,26 +185,3 @@ def test_memory_is_flat_over_200_hostile_answers(capfd):
 def test_bad_limits_are_refused():
     with pytest.raises(ValueError, match="positive time limit"):
         VerifierPool(1, time_limit_s=0)
-
-
-@pytest.mark.slow
-def test_works_in_a_ray_actor_with_threads():
-    import ray
-
-    from rllib_exgrpo.envs import MathEnv, Problem
-
-    @ray.remote(max_concurrency=4)
-    class Judge:
-        def __init__(self):
-            self.env = MathEnv(data="unused", verifier_workers=1)
-
-        def judge(self, answer):
-            return self.env.verify(answer, Problem(0, "?", "1/3")).reward
-
-    ray.init(num_cpus=2, include_dashboard=False, ignore_reinit_error=True)
-    try:
-        judge = Judge.remote()
-        answers = [r"\boxed{\frac13}", r"\boxed{\sin(x)^2/3+\cos(x)^2/3}"] * 2
-        assert ray.get([judge.judge.remote(a) for a in answers]) == [1.0] * 4
-    finally:
-        ray.shutdown()
