@@ -3,6 +3,7 @@
 import json
 import logging
 import struct
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,17 @@ def track(trial, results):
 def sessions(trial):
     """Reads the files of the trial's sessions, as `wandb sync` does, oldest first."""
     folders = sorted((trial.folder / "wandb").glob("offline-run-*"))
-    return [list(records(next(folder.glob("*.wandb")))) for folder in folders]
+    return [whole_session(next(folder.glob("*.wandb"))) for folder in folders]
+
+
+def whole_session(file):
+    """Waits for W&B's own process, which may still be writing after the end."""
+    for _ in range(600):
+        session = list(records(file))
+        if any(record.HasField("exit") for record in session):
+            return session
+        time.sleep(0.1)
+    raise AssertionError(f"{file} has no end.")
 
 
 def records(file):
