@@ -138,9 +138,13 @@ def test_a_value_that_is_no_number_is_refused(value):
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(sorted(n for n in METRICS if "*" not in n)), st.data())
 def test_a_lost_character_is_found(name, data):
-    index = data.draw(st.integers(0, len(name) - 1))
-    typo = name[:index] + name[index + 1 :]
-    assert find_metric(typo) or nearest_metric(typo) == name
+    typo = data.draw(st.sampled_from(losses(name)))
+    # The name itself or, as for `age_p0`, another that has lost one character.
+    assert find_metric(typo) or typo in losses(nearest_metric(typo))
+
+
+def losses(name):
+    return [name[:i] + name[i + 1 :] for i in range(len(name))]
 
 
 def test_a_criterion_is_met_at_its_value_and_ignored_where_it_is_missing():
