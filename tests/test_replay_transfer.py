@@ -1,6 +1,7 @@
 """Warm starts, merged buffers, and what the tool says of them."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -308,6 +309,7 @@ def test_the_latest_whole_checkpoint_of_a_run_is_found(tmp_path):
     paths = [tmp_path / f"trial/checkpoint_{i:06d}/replay_buffer" for i in range(3)]
     for i, path in enumerate(paths):
         saved(filled([group(i, 2)]), path)
+    os.utime(paths[2] / MANIFEST, (0, 0))  # a copied run has lost its files' times
     assert find_buffer(paths[0]).path == str(paths[0])
     assert find_buffer(paths[1].parent).path == str(paths[1])
     assert find_buffer(tmp_path).path == str(paths[2])

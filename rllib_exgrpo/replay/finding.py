@@ -15,8 +15,8 @@ def find_buffer(path: str | Path) -> Folder:
 
     Args:
         path: that folder; a checkpoint; or a folder with checkpoints in it, however
-            deep, such as that of a run that is still going on: the latest whole one
-            counts.
+            deep, such as that of a run that is still going on: the whole one of the
+            latest training step counts.
 
     Raises:
         ReplayFileError: if there is none.
@@ -28,17 +28,17 @@ def find_buffer(path: str | Path) -> Folder:
     selector = pyarrow.fs.FileSelector(
         folder.path, recursive=True, allow_not_found=True
     )
-    manifests = [
-        info
-        for info in folder.filesystem.get_file_info(selector)
-        if info.base_name == MANIFEST
-    ]
-    for info in sorted(manifests, key=lambda i: (i.mtime_ns, i.path), reverse=True):
-        parent = str(PurePosixPath(info.path).parent)
-        place = Folder(parent, folder.filesystem)
-        # A checkpoint that is being copied may have its manifest before its files.
-        if all(map(place.holds, entries_of(place.read_manifest()))):
-            return place
+    found = []
+    for info in folder.filesystem.get_file_info(selector):
+        if info.base_name == MANIFEST:
+            place = Folder(str(PurePosixPath(info.path).parent), folder.filesystem)
+            manifest = place.read_manifest()
+            # A checkpoint that is being copied may have its manifest before its files.
+            if all(map(place.holds, entries_of(manifest))):
+                found.append((manifest["counters"]["iteration"], info.path, place))
+    if found:
+        # By the step it was saved after: a copied folder has lost its files' times.
+        return max(found)[-1]
     raise ReplayFileError(
         f"{path} holds no saved replay buffer: give the folder of a run with a "
         f"checkpoint, a checkpoint, or a folder with a {MANIFEST}. Checkpoints come "
