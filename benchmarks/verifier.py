@@ -3,12 +3,14 @@
 Run `python benchmarks/verifier.py --out results/verifier`: it judges 10,000 answers,
 5 % of them hostile, with a limit of 1 s, as `MathEnv` does, and writes `verifier.json`.
 
-The base is one process that judges benign answers without a pool: `rate` answers a
-second, measured before and after. With `cores` workers and T seconds for all answers:
+The base is one process that judges benign answers without a pool. The speed of a
+machine changes while it works, so that both are measured by turns: `rate` is the base's
+answers a second right before and after each tenth of the answers. With `cores` workers
+and T seconds for a tenth:
 
 - `share`: benign answers / rate, which is the work there was for one process, divided
-  by the worker seconds that were not spent on time-outs, cores * T - time-outs * limit.
-  It says what the pool costs benign answers.
+  by the worker seconds that were not spent on hostile answers. It says what the pool
+  costs benign answers. The median of the tenths counts.
 - `plain_share`: all answers / T / (cores * rate). A time-out costs a worker its limit,
   so that this falls with the number of hostile answers whatever the pool does.
 
@@ -20,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -30,7 +33,8 @@ from rllib_exgrpo.envs.verifier_pool import VerifierPool
 
 HOSTILE_SHARE = 0.05
 LIMIT_S = 1.0
-NUM_BASE = 600
+NUM_ROUNDS = 10
+NUM_BASE = 200  # answers, before and after each round
 TARGET = 0.8
 
 
@@ -103,53 +107,78 @@ def num_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def judge_all(pairs, cores):
-    """Judges as `MathEnv` does; returns verdicts and seconds, start-up left out."""
-    with VerifierPool(cores, LIMIT_S) as pool:
-        pool.verify_many(["x+1"] * cores, [r"\boxed{1+x}"] * cores)
-        start = time.perf_counter()
-        pending = [quick_verdict(*pair) or pool.submit(*pair) for pair in pairs]
-        verdicts = [v.result() if hasattr(v, "result") else v for v in pending]
-        return verdicts, time.perf_counter() - start
+def judge(pool, pairs):
+    """Judges as `MathEnv` does; returns verdicts and seconds."""
+    start = time.perf_counter()
+    pending = [quick_verdict(*pair) or pool.submit(*pair) for pair in pairs]
+    verdicts = [v.result() if hasattr(v, "result") else v for v in pending]
+    return verdicts, time.perf_counter() - start
 
 
-def measure(num_answers, cores, seed):
-    rng = random.Random(seed)
+def made_up_answers(num_answers, rng):
+    """Pairs (kind, (gold, completion)) in a random order."""
     num_hostile = round(num_answers * HOSTILE_SHARE)
     answers = [hostile(rng) for _ in range(num_hostile)]
     answers += [("benign", benign(rng)) for _ in range(num_answers - num_hostile)]
     rng.shuffle(answers)
+    return answers
+
+
+def measure_round(pool, answers, cores, rates, rng):
+    """Judges some of the answers; returns verdicts and the figures of this round."""
+    verdicts, seconds = judge(pool, [pair for _, pair in answers])
+    rates.append(single_process_rate(rng))
+    rate = (rates[-2] + rates[-1]) / 2
+    judged = list(zip(answers, verdicts, strict=True))
+    hostile_seconds = sum(v.seconds for (kind, _), v in judged if kind != "benign")
+    num_benign = sum(kind == "benign" for kind, _ in answers)
+    return verdicts, {
+        "seconds": seconds,
+        "share": num_benign / rate / (cores * seconds - hostile_seconds),
+        "plain_share": len(answers) / seconds / (cores * rate),
+    }
+
+
+def measure(num_answers, cores, seed):
+    rng = random.Random(seed)
+    answers = made_up_answers(num_answers, rng)
     verify_math("x+1", r"\boxed{1+x}")  # imports SymPy
-    before = single_process_rate(rng)
+    rates = [single_process_rate(rng) for _ in range(2)][1:]
     left = (num_children(), num_files())
-    verdicts, seconds = judge_all([pair for _, pair in answers], cores)
+    verdicts, rounds = [], []
+    with VerifierPool(cores, LIMIT_S) as pool:
+        pool.verify_many(["x+1"] * cores, [r"\boxed{1+x}"] * cores)  # starts it
+        for i in range(NUM_ROUNDS):
+            part = answers[i::NUM_ROUNDS]
+            judged, figures = measure_round(pool, part, cores, rates, rng)
+            verdicts += zip(part, judged, strict=True)
+            rounds.append(figures)
     time.sleep(0.5)
     leaks = (num_children() - left[0], num_files() - left[1])
-    rate = (before + single_process_rate(rng)) / 2
-    pairs = list(zip(answers, verdicts, strict=True))
-    timeout_seconds = sum(v.seconds for v in verdicts if v.reason == "timeout")
-    work = (num_answers - num_hostile) / rate
-    reasons = Counter(f"{kind}: {v.reason}" for (kind, _), v in pairs)
+    seconds = sum(figures["seconds"] for figures in rounds)
     return {
         "answers": num_answers,
         "verdicts": len(verdicts),
         "cores": cores,
         "seconds": seconds,
         "answers_per_second": num_answers / seconds,
-        "single_process_rate": rate,
-        "timeout_seconds": timeout_seconds,
-        "share": work / (cores * seconds - timeout_seconds),
-        "plain_share": num_answers / seconds / (cores * rate),
-        "slowest_verdict_s": max(v.seconds for v in verdicts),
+        "single_process_rates": rates,
+        "num_timeouts": sum(v.reason == "timeout" for _, v in verdicts),
+        "share": statistics.median(figures["share"] for figures in rounds),
+        "plain_share": statistics.median(figures["plain_share"] for figures in rounds),
+        "rounds": rounds,
+        "slowest_verdict_s": max(v.seconds for _, v in verdicts),
         "children_left": leaks[0],
         "files_left": leaks[1],
         "hostile_called_right": sum(
-            v.reward >= 1.0 for (kind, _), v in pairs if kind != "benign"
+            v.reward >= 1.0 for (kind, _), v in verdicts if kind != "benign"
         ),
         "benign_unknown": sum(
-            not v.is_known for (kind, _), v in pairs if kind == "benign"
+            not v.is_known for (kind, _), v in verdicts if kind == "benign"
         ),
-        "reasons": dict(sorted(reasons.items())),
+        "reasons": dict(
+            sorted(Counter(f"{kind}: {v.reason}" for (kind, _), v in verdicts).items())
+        ),
     }
 
 

@@ -433,9 +433,13 @@ def test_options_that_contradict_the_best_checkpoint_are_refused(option):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run of a file, with weights that a huge learning rate has ruined."""
+    """A finished run of a file, with weights that a huge learning rate has ruined.
+
+    Its first step has enough groups that some are partly right on any processor.
+    """
     cwd = tmp_path_factory.mktemp("cli")
-    small = {**SMALL, "lr": 0.05, "replay_start_pass_rate": None}
+    small = {**SMALL, "prompts_per_step": 16, "prompts_per_update": 16, "lr": 0.05}
+    small["replay_start_pass_rate"] = None
     (cwd / "own.py").write_text(FILE.format(small=small))
     return rllib("train", "file", "own.py", cwd=cwd), cwd
 
