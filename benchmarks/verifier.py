@@ -28,8 +28,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from rllib_exgrpo.envs.math_verifier import quick_verdict, verify_math
-from rllib_exgrpo.envs.verifier_pool import VerifierPool
+from rllib_exgrpo.envs.math_pool import MathVerifierPool
+from rllib_exgrpo.envs.math_verifier import verify_math
 
 HOSTILE_SHARE = 0.05
 LIMIT_S = 1.0
@@ -110,8 +110,7 @@ def num_files():
 def judge(pool, pairs):
     """Judges as `MathEnv` does; returns verdicts and seconds."""
     start = time.perf_counter()
-    pending = [quick_verdict(*pair) or pool.submit(*pair) for pair in pairs]
-    verdicts = [v.result() if hasattr(v, "result") else v for v in pending]
+    verdicts = pool.verify_many(*zip(*pairs, strict=True))
     return verdicts, time.perf_counter() - start
 
 
@@ -146,7 +145,7 @@ def measure(num_answers, cores, seed):
     rates = [single_process_rate(rng) for _ in range(2)][1:]
     left = (num_children(), num_files())
     verdicts, rounds = [], []
-    with VerifierPool(cores, LIMIT_S) as pool:
+    with MathVerifierPool(cores, LIMIT_S) as pool:
         pool.verify_many(["x+1"] * cores, [r"\boxed{1+x}"] * cores)  # starts it
         for i in range(NUM_ROUNDS):
             part = answers[i::NUM_ROUNDS]

@@ -1,15 +1,14 @@
 """Maths problems from verl-form parquet files, judged by math-verify."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .base import Problem
-from .math_verifier import answer_text, prepare_gold, quick_verdict
+from .math_pool import MathVerifierPool
+from .math_verifier import answer_text, prepare_gold
 from .tables import TableEnv
 from .verdict import Verdict
-from .verifier_pool import VerifierPool
 
 
 class MathEnv(TableEnv):
@@ -47,13 +46,8 @@ class MathEnv(TableEnv):
     def verify_many(
         self, completions: Sequence[str], problems: Sequence[Problem]
     ) -> list[Verdict]:
-        """Judges easy answers at once and the others in the pool, in order."""
-        pending: list[Verdict | Future[Verdict]] = [
-            quick_verdict(problem.answer, completion)
-            or self._pool.submit(problem.answer, completion)
-            for completion, problem in zip(completions, problems, strict=True)
-        ]
-        return [v if isinstance(v, Verdict) else v.result() for v in pending]
+        """Judges easy answers at once and the others in worker processes, in order."""
+        return self._pool.verify_many([p.answer for p in problems], completions)
 
     def answer_key(self, completion: str) -> str | None:
         """Returns the LaTeX in the last box, normalised and without spaces."""
@@ -73,8 +67,8 @@ class MathEnv(TableEnv):
         return {k: v for k, v in self.__dict__.items() if k != "_pool"}
 
     @cached_property
-    def _pool(self) -> VerifierPool:
-        return VerifierPool(
+    def _pool(self) -> MathVerifierPool:
+        return MathVerifierPool(
             self.config["verifier_workers"],
             self.config["verifier_time_limit_s"],
             self.config["verifier_memory_limit_bytes"],

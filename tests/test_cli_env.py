@@ -133,10 +133,10 @@ def test_verdicts_are_written_and_summed_up(write, tmp_path, capsys):
     assert "5 answers in" in out and "0 time-outs" in out
     assert "Accuracy: 2 of 3 as labelled (66.7%)." in out
     assert "Ambiguous, counted apart: 0 of 1 as labelled" in out
-    # rows, of which labelled correct and not; the ambiguous row has no label here
-    assert re.search(r"^ok +2 +1 +0$", out, re.MULTILINE)
-    assert re.search(r"^wrong +2 +0 +1$", out, re.MULTILINE)
-    assert re.search(r"^no_answer +1 +1 +0$", out, re.MULTILINE)
+    # rows, of which labelled correct and not, and ambiguous ones
+    assert re.search(r"^ok +2 +1 +0 +0$", out, re.MULTILINE)
+    assert re.search(r"^wrong +2 +0 +1 +1$", out, re.MULTILINE)
+    assert re.search(r"^no_answer +1 +1 +0 +0$", out, re.MULTILINE)
     assert "b: 1 of 2 ok; 0 of 1 as labelled" in out
     judged = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["reason"] for row in judged][:3] == ["ok", "wrong", "no_answer"]
@@ -172,4 +172,5 @@ def test_a_parquet_of_completions_with_other_columns(tmp_path, capsys):
 def test_files_that_cannot_be_judged_are_told(tmp_path, capsys, name, text, words):
     (tmp_path / name).write_text(text)
     assert words in refusal(capsys, "verify", tmp_path / name)
-    assert "none.jsonl" in refusal(capsys, "verify", tmp_path / "none.jsonl")
+    missing = refusal(capsys, "verify", tmp_path / "none.jsonl")
+    assert "none.jsonl" in missing and "no such file" in missing

@@ -1,6 +1,8 @@
 """`rllib replay`: what it prints of a buffer, and what it refuses."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -159,7 +161,8 @@ def test_export_and_merge_write_files(replay, run_folder, tmp_path):
     [
         (["stats", "nowhere"], ["nowhere", "no saved replay buffer"]),
         (["show", "{run}", "x"], ["'x'", "rllib replay list"]),
-        (["audit", "{run}", "--iteration", "99"], ["at step 99"]),
+        (["audit", "{run}", "--iteration", "99"], ["99", "steps 2 to 3"]),
+        (["list", "{run}", "--bucket", "99"], ["--bucket is 99", "0 to 3"]),
         (["audit", "{run}", "--prompt", "never"], ["never"]),
         (["audit", "nowhere"], ["replay_audit"]),
         (["merge", "{run}", "{run}", "--output", "{run}"], ["exists"]),
@@ -171,3 +174,19 @@ def test_what_cannot_be_done_is_one_paragraph(capsys, run_folder, arguments, wor
     message = capsys.readouterr().err
     assert [word for word in words if word not in " ".join(message.split())] == []
     assert "Traceback" not in message
+
+
+def test_a_negative_number_of_lines_is_refused(capsys, run_folder):
+    with pytest.raises(SystemExit):
+        main(["replay", "list", str(run_folder), "--limit", "-3"])
+    assert "'-3' is no number of lines" in capsys.readouterr().err
+
+
+def test_a_reader_that_wants_no_more_gets_no_message(run_folder):
+    command = [sys.executable, "-m", "rllib_exgrpo.cli", "replay", "stats", run_folder]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()  # before anything is printed
+        assert process.stderr.read() == ""
+    assert process.returncode == 141  # as of a command that SIGPIPE ended

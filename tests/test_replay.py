@@ -355,6 +355,8 @@ def test_missing_scores_are_refused(scores):
         ("max_completions_per_prompt", 0),
         ("max_age", -1),
         ("max_candidates", 0),
+        ("mu", 1.5),
+        ("mu", float("nan")),
         ("recheck_share", 1.1),
         ("recheck_every", -1),
     ],

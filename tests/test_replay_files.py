@@ -5,14 +5,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from replay_helpers import contents, group
 
 from rllib_exgrpo.replay.buffer import ReplayBuffer
 from rllib_exgrpo.replay.files import ReplayFiles
 from rllib_exgrpo.replay.folder import MANIFEST, SCHEMAS, Folder, ReplayFileError
-from rllib_exgrpo.replay.ids import decode_id, encode_id
+from rllib_exgrpo.replay.ids import decode_id, encode_id, encode_ids
 
 IDS = [*range(40), "text", 'quo"te\n', ("pair", 1), b"\x00\xff", None]
 
@@ -68,6 +68,14 @@ ids = st.recursive(scalars, lambda part: st.lists(part, max_size=3).map(tuple))
 def test_ids_survive_as_text(prompt_id):
     back = decode_id(encode_id(prompt_id))
     assert (type(back), back) == (type(prompt_id), prompt_id)
+
+
+@given(st.lists(st.integers() | st.none() | st.booleans()) | st.lists(ids, max_size=5))
+@example([1, True])
+@example([2**63])
+@example([np.int64(3), 4, -5])
+def test_many_ids_are_written_as_each_of_them_is(prompt_ids):
+    assert encode_ids(prompt_ids).to_pylist() == [encode_id(p) for p in prompt_ids]
 
 
 def test_an_id_that_is_not_plain_data_is_refused_by_name():

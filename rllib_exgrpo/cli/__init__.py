@@ -6,6 +6,7 @@ It has a docstring, whose first line is the help text, and two functions:
 """
 
 import argparse
+import os
 import pkgutil
 import signal
 import sys
@@ -23,17 +24,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 if a run failed; 2 if it could not start, for a reason that
-        is printed as one paragraph; 130 or 143 if Ctrl-C or SIGTERM ended it.
+        is printed as one paragraph; 130 or 143 if Ctrl-C or SIGTERM ended it; 141 if
+        what reads the output, such as `head`, wanted no more.
     """
     args = build_parser().parse_args(argv)
     try:
-        return args.run(args)
+        exit_code: int = args.run(args)
+        sys.stdout.flush()
+        return exit_code
     except CommandError as error:
         print(paragraph(f"rllib: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("rllib: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Python flushes once more as it exits, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def build_parser() -> argparse.ArgumentParser:

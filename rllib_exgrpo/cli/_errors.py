@@ -47,7 +47,7 @@ def as_command_error(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except CommandError:
+    except (CommandError, BrokenPipeError):  # the latter: nobody reads the output
         raise
     except _EXPLAINED as error:
         message = str(error).partition(_RLLIBS_ADVICE)[0]

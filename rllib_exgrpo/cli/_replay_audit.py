@@ -29,6 +29,8 @@ _SCORES = {
 def print_audit(args: argparse.Namespace) -> None:
     """Prints one step, one prompt, or a line for each step."""
     audit = Audit(Folder.at(_find_audit(Path(args.path))))
+    if args.iteration is not None and args.iteration not in audit.iterations():
+        raise CommandError(_no_such_step(audit, args))
     rows = audit.read(args.iteration)
     columns = {name: rows[name].to_numpy() for name in rows.column_names}
     if args.prompt is not None:
@@ -61,6 +63,15 @@ def _spellings(text: str) -> list[str]:
         return [encode_id(decode_id(text)), encode_id(text)]
     except (ValueError, KeyError, AttributeError, TypeError):  # bare text
         return [encode_id(text)]
+
+
+def _no_such_step(audit: Audit, args: argparse.Namespace) -> str:
+    steps = audit.iterations()
+    span = f"steps {min(steps)} to {max(steps)}" if steps else "no step"
+    return (
+        f"--iteration is {args.iteration}, but the audit of {args.path} holds {span}, "
+        f"{len(steps)} in which something was replayed."
+    )
 
 
 def _nothing(args: argparse.Namespace) -> str:

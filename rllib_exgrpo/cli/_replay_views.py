@@ -115,7 +115,7 @@ def print_list(args: argparse.Namespace) -> None:
     """Prints a line for each prompt that passes the filters."""
     buffer = load(args.path)
     summary = summarize_prompts(buffer)
-    chosen = np.flatnonzero(_passing(summary, args))
+    chosen = np.flatnonzero(_passing(buffer, summary, args))
     keys = getattr(summary, args.sort)[chosen]
     order = np.argsort(-keys if args.descending else keys, kind="stable")
     rows = chosen[order[: args.limit or None]]
@@ -123,9 +123,12 @@ def print_list(args: argparse.Namespace) -> None:
     print(f"\n{len(rows):,} of {len(chosen):,} prompts, by {args.sort}.")
 
 
-def _passing(summary: PromptSummary, args: argparse.Namespace) -> NDArray[np.bool_]:
+def _passing(
+    buffer: ReplayBuffer, summary: PromptSummary, args: argparse.Namespace
+) -> NDArray[np.bool_]:
     passing = np.ones(len(summary), bool)
     if args.bucket is not None:
+        _check_buckets(args.bucket, buffer.group_size)
         passing &= np.isin(summary.bucket, args.bucket)
     if args.source is not None:
         passing &= summary.source == args.source
@@ -137,6 +140,15 @@ def _passing(summary: PromptSummary, args: argparse.Namespace) -> NDArray[np.boo
         if high is not None:
             passing &= values <= high
     return passing
+
+
+def _check_buckets(buckets: list[int], group_size: int) -> None:
+    if not all(0 <= bucket < group_size for bucket in buckets):
+        raise CommandError(
+            f"--bucket is {' '.join(map(str, buckets))}, but the prompts stored lie in "
+            f"the buckets 0 to {group_size - 1}: give some of these. Retired prompts "
+            "are counted by `rllib replay stats`."
+        )
 
 
 def _prompt_table(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rllib_exgrpo.envs import Reason, Verdict
-from rllib_exgrpo.envs.math_verifier import quick_verdict
 from rllib_exgrpo.envs.verifier_pool import VerifierPool
 
 _ROWS_AT_A_TIME = 4096
@@ -36,6 +35,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises:
         ValueError: for another kind of file, or a line that is no JSON object.
     """
+    if not path.is_file():
+        raise FileNotFoundError("there is no such file.")
     if path.suffix == ".parquet":
         from pyarrow.parquet import ParquetFile
 
@@ -52,16 +53,16 @@ def read_rows(path: Path) -> Iterator[Row]:
 def score(
     rows: Iterator[Row], columns: Columns, pool: VerifierPool
 ) -> Iterator[tuple[Row, Verdict]]:
-    """Judges rows in order, easy ones at once and the others in the pool.
+    """Judges rows in order.
 
     Raises:
         ValueError: if a row lacks the gold answer or the completion.
     """
     while part := list(islice(rows, _ROWS_AT_A_TIME)):
-        pairs = [(_dig(r, columns.gold), _dig(r, columns.completion)) for r in part]
-        pending = [quick_verdict(*pair) or pool.submit(*pair) for pair in pairs]
-        for row, verdict in zip(part, pending, strict=True):
-            yield row, verdict if isinstance(verdict, Verdict) else verdict.result()
+        golds = [_dig(row, columns.gold) for row in part]
+        completions = [_dig(row, columns.completion) for row in part]
+        verdicts = pool.verify_many(golds, completions)
+        yield from zip(part, verdicts, strict=True)
 
 
 @dataclass
@@ -123,10 +124,18 @@ class Summary:
 
     def _reason_lines(self) -> Iterator[str]:
         reasons = self.clear.reasons + self.ambiguous.reasons
-        yield f"{'reason':16} {'rows':>8} {'correct':>8} {'not':>8}"
+        heads = [
+            "rows",
+            "correct",
+            "not",
+            *["ambiguous"] * bool(self.ambiguous.reasons),
+        ]
+        yield "".join([f"{'reason':16}", *(f"{head:>10}" for head in heads)])
         for reason, rows in reasons.most_common():
-            yes, no = self.confusion[reason, True], self.confusion[reason, False]
-            yield f"{reason!s:16} {rows:>8} {yes:>8} {no:>8}"
+            counts = [rows, *(self.confusion[reason, label] for label in (True, False))]
+            counts.append(self.ambiguous.reasons[reason])
+            cells = (f"{count:>10}" for count in counts[: len(heads)])
+            yield "".join([f"{reason!s:16}", *cells])
 
     def _source_lines(self) -> Iterator[str]:
         for source, tally in sorted(self.by_source.items()):

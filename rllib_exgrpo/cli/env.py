@@ -87,9 +87,10 @@ def _new(args: argparse.Namespace) -> int:
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]", "_", args.name).lower()
     module = module.removesuffix(".py").removesuffix("_env")
     if not module.isidentifier() or keyword.iskeyword(module):
+        why = "is a word of Python" if keyword.iskeyword(module) else "is no name in it"
         raise CommandError(
-            f"{args.name!r} cannot name a Python module: take letters, digits and "
-            "underscores, such as letter_count."
+            f"{args.name!r} cannot name a Python module, as {module!r} {why}: take "
+            "letters, digits and underscores, such as letter_count."
         )
     class_name = "".join(part.capitalize() for part in module.split("_")) + "Env"
     folder = Path(args.folder)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     merge.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
     diff = action("diff", "what changed from one buffer to another", "path", "other")
-    diff.add_argument("--limit", type=int, default=20, metavar="N")
+    diff.add_argument("--limit", type=_count, default=20, metavar="N")
     audit = action("audit", "what was replayed in a run, and why")
     audit.add_argument("--iteration", type=int, metavar="N", help="only that step")
     audit.add_argument("--prompt", metavar="PROMPT_ID", help="only that prompt")
@@ -55,7 +55,14 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(f"--{end}-{name}", type=what, metavar="X")
     parser.add_argument("--sort", choices=SORT_KEYS, default="bucket")
     parser.add_argument("--descending", action="store_true")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="0: all")
+    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="0: all")
+
+
+def _count(text: str) -> int:
+    """Reads a number of lines."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines, 0 or more")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

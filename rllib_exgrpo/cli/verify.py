@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         score,
         written_whole,
     )
-    from rllib_exgrpo.envs.verifier_pool import VerifierPool
+    from rllib_exgrpo.envs.math_pool import MathVerifierPool
 
     columns = Columns(
         args.gold_column,
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     with (
         as_command_error(f"{args.file} cannot be judged"),
-        VerifierPool(args.workers, args.time_limit) as pool,
+        MathVerifierPool(args.workers, args.time_limit) as pool,
         written_whole(args.output) as output,
     ):
         for row, verdict in score(read_rows(Path(args.file)), columns, pool):

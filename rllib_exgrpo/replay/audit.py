@@ -111,6 +111,10 @@ class Audit:
             if number > iteration:
                 self._folder.filesystem.delete_file(path)
 
+    def iterations(self) -> list[int]:
+        """Returns the steps in which something was replayed, in order."""
+        return sorted(self._files())
+
     def read(self, iteration: int | None = None) -> pa.Table:
         """Returns the rows of a step, or of all steps in order.
 

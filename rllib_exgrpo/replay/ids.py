@@ -2,8 +2,11 @@
 
 import base64
 import json
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
+
+import pyarrow as pa
 
 from rllib_exgrpo.records import PromptId
 
@@ -22,6 +25,17 @@ def encode_id(prompt_id: PromptId) -> str:
     if type(prompt_id) is str:
         return encode_basestring_ascii(prompt_id)
     return json.dumps(_to_json(prompt_id))
+
+
+def encode_ids(prompt_ids: Sequence[PromptId]) -> pa.Array:
+    """Returns `encode_id` of each; plain numbers, of which there are most, at once."""
+    try:
+        numbers = pa.array(prompt_ids)
+    except (pa.ArrowException, OverflowError):  # of types that do not go together
+        numbers = None
+    if numbers is None or numbers.type != pa.int64() or numbers.null_count:
+        return pa.array(map(encode_id, prompt_ids), pa.string())
+    return numbers.cast(pa.string())
 
 
 def decode_id(text: str) -> PromptId:

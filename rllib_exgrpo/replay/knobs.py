@@ -71,6 +71,10 @@ class ReplayKnobs:
         self._check_least("max_age", 0)
         self._check_least("max_candidates", 1)
         self._check_least("recheck_every", 0)
+        if not 0 <= self.mu <= 1:
+            raise ValueError(
+                f"`mu` is {self.mu}, but it is a pass rate: use a value from 0 to 1."
+            )
         if not 0 < self.success_threshold <= 1:
             raise ValueError(
                 f"`success_threshold` is {self.success_threshold}, but rewards lie in "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rllib_exgrpo.replay.buffer import ReplayBuffer
 from rllib_exgrpo.replay.folder import SCHEMAS, Entry, Folder, Manifest
-from rllib_exgrpo.replay.ids import encode_id
+from rllib_exgrpo.replay.ids import encode_ids
 from rllib_exgrpo.replay.store import NONE
 
 FILE_TOKENS = 1 << 23
@@ -181,7 +181,7 @@ class Save:
             "source": self._source_names(rows),
         }
         gone = {
-            "prompt_id": pa.array([encode_id(p) for p in removed], pa.string()),
+            "prompt_id": encode_ids(removed),
             "bucket": np.full(len(removed), NONE, np.int16),
             "position": np.zeros(len(removed), np.int32),
             "iteration": np.zeros(len(removed), np.int32),
@@ -209,7 +209,7 @@ class Save:
             self.bytes_written += entry["bytes"]
 
     def _id_texts(self, prompts: NDArray[np.int64]) -> pa.Array:
-        return pa.array(map(encode_id, self._prompts.ids(prompts)), pa.string())
+        return encode_ids(self._prompts.ids(prompts))
 
     def _source_names(self, prompts: NDArray[np.int64]) -> pa.Array:
         return self._sources.take(pa.array(self._prompts.table["source"][prompts]))
