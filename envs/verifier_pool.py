@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ _WORKER_FILE = Path(__file__).with_name("verifier_worker.py")
 _NUM_LATENCIES = 10_000
 _START_SECONDS = 120.0  # importing SymPy takes seconds, on a loaded machine more
 _STOP_SECONDS = 5.0
+_LESSON_SECONDS = (0.01, 0.2)
+_MAX_LESSONS = 300
+_MAX_LESSON_BYTES = 10_000
 
 
 class VerifierPool:
@@ -30,7 +34,8 @@ class VerifierPool:
     An answer that takes longer than the limit has its worker killed and replaced, and
     gets a verdict without a reward. No signal is used in the calling process, so that
     it works from any thread, from Ray actors and from Tune trials. The processes start
-    with the first answer, and end with `close` or with the calling process.
+    with the first answer, and end with `close` or with the calling process. A new one
+    starts with what the verifier's caches have of answers that others have judged.
 
     Args:
         num_workers: processes, and answers judged at a time; None means one a CPU.
@@ -112,6 +117,8 @@ class VerifierPool:
         start = time.monotonic()
         reward, reason, message = worker.judge(task, time_limit_s)
         verdict = Verdict(reward, Reason(reason), message, time.monotonic() - start)
+        if _LESSON_SECONDS[0] < verdict.seconds < _LESSON_SECONDS[1]:
+            self._nursery.teach(task)
         is_broken = reason in (Reason.TIMEOUT, Reason.ERROR)
         if is_broken or worker.num_answers >= answers_per_worker:
             self._own.worker = None
@@ -135,7 +142,7 @@ class _Worker:
     def judge(self, task: Sequence[Any], limit_s: float) -> tuple[float, str, str]:
         """Returns reward, reason, message; after a time-out or an error, kill it."""
         self.num_answers += 1
-        line = json.dumps(task, default=str).encode() + b"\n"
+        line = _encode(task) + b"\n"
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -175,6 +182,22 @@ class _Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
+        self._num_lessons = 0
+
+    def teach(self, task: Sequence[Any]) -> None:
+        """Lets workers to come start with caches that know a task like this.
+
+        The process judges it too. It must have been judged fast, as none can be forked
+        meanwhile.
+        """
+        line = _encode(task)
+        if self._num_lessons >= _MAX_LESSONS or len(line) > _MAX_LESSON_BYTES:
+            return
+        with self._lock:
+            if self._control is not None and not self._is_closed:
+                self._num_lessons += 1
+                with suppress(OSError):  # the next request finds out what is wrong
+                    self._control.send(b"learn " + line)
 
     def request(self, message: str, passed: socket.socket | None = None) -> str:
         """Sends a request, with a socket to pass on, and returns the reply."""
@@ -216,6 +239,7 @@ class _Nursery:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._num_lessons = 0
         return reply
 
     def _running(self) -> socket.socket:
@@ -237,3 +261,7 @@ class _Nursery:
                     start_new_session=True,
                 )
         return self._control
+
+
+def _encode(task: Sequence[Any]) -> bytes:
+    return json.dumps(task, default=str).encode()

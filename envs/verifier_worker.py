@@ -26,12 +26,17 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 1.0
+_MAX_MESSAGE_BYTES = 1 << 16
 
 Verifier = Callable[..., Any]
 
 
 def main() -> None:
-    """Serves `spawn LIMIT` (with a socket) and `kill PID` until the socket closes."""
+    """Serves its socket until that closes.
+
+    `spawn LIMIT` comes with a socket and is answered by a PID, `kill PID` is answered
+    as well, `learn TASK` is not.
+    """
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = os.getppid()
@@ -41,9 +46,14 @@ def main() -> None:
         ready, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
         _reap(workers)
         if ready:
-            message, fds, _, _ = socket.recv_fds(control, 256, 1)
+            message, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE_BYTES, 1)
+            command, _, argument = message.partition(b" ")
             if not message:
                 return
+            if command == b"learn":
+                _judge(argument, verify)
+                gc.freeze()
+                continue
             control.send(
                 _serve_request(message.decode(), fds, workers, control, verify)
             )
