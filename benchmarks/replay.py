@@ -221,11 +221,13 @@ def growth(results):
     """Compares cost with size: the ratio of the largest to the smallest.
 
     A cost that grows no faster than the logarithm of the size has at most the ratio of
-    the logarithms. CPU time, because neighbours on a machine do not change it much.
+    the logarithms. CPU time, in that of a plain loop in the same process, as the speed
+    of a machine changes from one size to the next.
     """
     first, last = results[0], results[-1]
     names = ("draw_cpu_ms_median", "choose_cpu_ms_median", "record_cpu_ms_median")
-    ratios = {name: last[name] / first[name] for name in names}
+    loop_ms = last["loop_ms"][1] / first["loop_ms"][1]
+    ratios = {name: last[name] / first[name] / loop_ms for name in names}
     return {
         "log_size": math.log(last["prompts"]) / math.log(first["prompts"]),
         **ratios,
@@ -250,10 +252,10 @@ def plot(results, path):
         left.plot(prompts, slowest, ":", color=line.get_color(), label="99 % quantile")
         bound = AT_MOST[f"{name}_ms_median"]
         left.axhline(bound, lw=0.5, color=line.get_color())
-    left.set(yscale="log", ylabel="ms", title="CPU time of a step")
+    left.set(yscale="log", ylim=(1, 200), ylabel="ms", title="CPU time of a step")
     left.yaxis.set_minor_formatter(ScalarFormatter())
     left.yaxis.set_major_formatter(ScalarFormatter())
-    left.legend(fontsize="small")
+    left.legend(fontsize="small", ncols=2, loc="upper center")
     middle.plot(prompts, [r["memory_ratio"] for r in results], "o-")
     middle.axhline(AT_MOST["memory_ratio"], lw=0.5)
     middle.set(ylim=(0, None), title="resident memory / (8 bytes a token)")

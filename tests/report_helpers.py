@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rllib_exgrpo.evaluation.examples import Example, write_examples
 from rllib_exgrpo.evaluation.metrics import evaluation_metrics
 from rllib_exgrpo.evaluation.questions import FOLDER, Question, write_questions
 from rllib_exgrpo.metric_names import METRICS
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, SCHEMA, Audit
 from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.versions import write_versions
 
@@ -37,6 +39,8 @@ def make_run(folder: Path, num_steps: int = 24, seed: int = 0, **config) -> Path
         results[max(iteration - 1, 0)][key] = metrics
     write_examples(Folder.at(trial / FOLDER), num_steps, _examples(num_steps))
     write_versions(Folder.at(trial))
+    for iteration in (num_steps - 2, num_steps - 1):
+        _write_audit(Folder.at(trial / AUDIT_FOLDER), iteration)
     lines = [json.dumps(result) for result in results]
     (trial / "result.json").write_text("\n".join([*lines, ""]))
     settings = {"lr": 1e-4, "replay_ratio": 0.5, "env": "<class 'ArithmeticEnv'>"}
@@ -113,3 +117,16 @@ def _examples(iteration: int) -> list[Example]:
         for i in (0, 3, 8)
         for reward in ((0.0,) if i == 0 else (1.0,) if i == 8 else (1.0, 0.0))
     ]
+
+
+def _write_audit(folder: Folder, iteration: int) -> None:
+    """Writes that two prompts were replayed, the easier one first."""
+    easy = dict.fromkeys(SCHEMA.names, 1.0) | {
+        "iteration": iteration, "rule": "lowest_entropy", "prompt_id": '"easy"',
+        "bucket": 6, "probability": 0.004, "candidates": 3, "rank": 1, "score": 0.12,
+        "mean_score": 0.25, "saturated": 0.3, "correct": 8,
+    }  # fmt: skip
+    hard = {**easy, "prompt_id": f'"{HOSTILE}"', "bucket": 1, "correct": 2}
+    rows = {name: [easy[name], hard[name]] for name in SCHEMA.names}
+    arrays = [pa.array(rows[f.name]).cast(f.type) for f in SCHEMA]
+    Audit(folder).write(pa.Table.from_arrays(arrays, schema=SCHEMA))

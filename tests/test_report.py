@@ -142,6 +142,18 @@ def test_model_text_is_escaped_and_several_runs_overlay(runs):
     assert "second, in the buffer" in html
 
 
+def test_what_was_replayed_last_is_shown_the_hardest_first(runs, tmp_path):
+    html = report_html(find_runs([runs / "first"]))
+    audit = html[html.index("Replay audit") :]
+    assert "Step 23 replayed 2 completions, each chosen by lowest_entropy" in audit
+    cells = re.findall("<td>(.*?)</td>", audit[audit.index("&quot;easy") - 9 :])
+    assert cells[1:7] == ["6", "8", "0.4 %", "0.120", "0.250", "1 of 3"]
+    assert audit.index("Injected") < audit.index("easy")
+    folder = make_run(tmp_path / "on_policy", num_steps=3)
+    shutil.rmtree(folder / "trial" / "replay_audit")
+    assert "This run has replayed nothing" in report_html(find_runs([folder]))
+
+
 # --- in a browser
 
 

@@ -66,21 +66,36 @@ def test_trials_are_numbered():
     assert numbers == ["0", "12"]
 
 
-@pytest.mark.parametrize("has_room", [False, True])
-def test_a_long_wait_for_room_is_told_once_a_minute(monkeypatch, capsys, has_room):
+def placement_groups(*states):
+    return {i: {"state": s, "bundles": {0: {"CPU": 3}}} for i, s in enumerate(states)}
+
+
+@pytest.mark.parametrize(
+    ("states", "waits"),
+    [
+        (["PENDING"], True),
+        (["CREATED"], False),  # it starts its engines
+        (["CREATED", "PENDING"], False),  # one after the other, as it should be
+        ([], False),
+    ],
+)
+def test_a_long_wait_for_room_is_told_once_a_minute(monkeypatch, capsys, states, waits):
     clock = iter([0.0, 29.0, 31.0, 60.0, 92.0])
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=clock.__next__))
-    monkeypatch.setattr(callbacks, "_has_room", lambda trial: has_room)
+    groups = placement_groups("CREATED")
+    monkeypatch.setattr(callbacks, "placement_group_table", lambda: groups)
     monkeypatch.setattr(callbacks.ray, "available_resources", lambda: {"CPU": 1.0})
-    needs = SimpleNamespace(required_resources={"CPU": 3.0})
+    needs = SimpleNamespace(required_resources={"CPU": 3.0}, bundles=[{"CPU": 3}])
     trial = SimpleNamespace(status=Trial.PENDING, placement_group_factory=needs)
     watch = PendingWatch(print)
+    watch.setup()  # that group is another run's
+    own = {f"own {i}": group for i, group in placement_groups(*states).items()}
+    groups |= own
     told = []
     for i in range(5):
         watch.on_step_end(i, [trial])
         told.append("needs 3 CPUs (1 free)" in capsys.readouterr().out)
-    # While its engines start a trial has its resources and nothing is said.
-    assert told == [False, False, not has_room, False, not has_room]
+    assert told == [False, False, waits, False, waits]
 
 
 def test_an_exploit_takes_all_of_the_other_but_its_learning_rate(ray_session, tmp_path):

@@ -115,6 +115,11 @@ class PendingWatch(tune.Callback):
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._idle_since: float | None = None
+        self._foreign_groups: set[str] = set()
+
+    def setup(self, *args: Any, **info: Any) -> None:
+        """Notes which resources others have taken before the run."""
+        self._foreign_groups = set(placement_group_table())
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Looks at the trials after each event."""
@@ -126,17 +131,19 @@ class PendingWatch(tune.Callback):
             self._idle_since = now
         elif now - self._idle_since > _WAIT_S:
             self._idle_since = now + _WAIT_S
-            if not _has_room(pending[0]):
+            if not self._is_starting(pending[0]):
                 self._say(_waiting_for(pending[0]))
 
-
-def _has_room(trial: Trial) -> bool:
-    """Tells a trial that is starting its engines from one that waits for room."""
-    wanted = trial.placement_group_factory.bundles
-    return not any(
-        group["state"] == "PENDING" and list(group["bundles"].values()) == wanted
-        for group in placement_group_table().values()
-    )
+    def _is_starting(self, trial: Trial) -> bool:
+        """Whether it, or another trial of the run, has its room and starts engines."""
+        wanted = trial.placement_group_factory.bundles
+        states = [
+            group["state"]
+            for name, group in placement_group_table().items()
+            if name not in self._foreign_groups
+            and list(group["bundles"].values()) == wanted
+        ]
+        return "CREATED" in states or "PENDING" not in states
 
 
 def _waiting_for(trial: Trial) -> str:

@@ -115,6 +115,11 @@ class Audit:
         """Returns the steps in which something was replayed, in order."""
         return sorted(self._files())
 
+    def latest(self) -> pa.Table:
+        """Returns the rows of the latest step that replayed, none if none did."""
+        steps = self.iterations()
+        return self.read(steps[-1]) if steps else SCHEMA.empty_table()
+
     def read(self, iteration: int | None = None) -> pa.Table:
         """Returns the rows of a step, or of all steps in order.
 

@@ -1,6 +1,6 @@
 """Puts a report together: one HTML file with its style, charts and texts inside."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -137,11 +137,18 @@ def _sections(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     }
     for name, charts in SECTIONS.items():
         figures = [metric_figure(chart, runs) for chart in charts]
-        yield name, _grid([*own.get(name, ()), *figures])
-    headings = [f"<h3>{escape(run.label)}</h3>" * several for run in runs]
-    texts = map(tables.examples, runs)
-    yield "Prompts", "".join(h + t for h, t in zip(headings, texts, strict=True))
+        audit = _of_each(runs, tables.replay_audit) if name == "Replay" else ""
+        yield name, _grid([*own.get(name, ()), *figures]) + audit
+    yield "Prompts", _of_each(runs, tables.examples)
     yield "Configuration", tables.configuration(runs)
+
+
+def _of_each(runs: Sequence[Run], text: Callable[[Run], str]) -> str:
+    """Joins what there is to say of each run, under its name if there are several."""
+    several = len(runs) > 1
+    return "".join(
+        f"<h3>{escape(run.label)}</h3>" * several + text(run) for run in runs
+    )
 
 
 def _grid(figures: Sequence[str] | Iterator[str]) -> str:

@@ -14,6 +14,8 @@ from rllib_exgrpo.evaluation.examples import Example, read_examples
 from rllib_exgrpo.evaluation.sets import UNNAMED
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
+from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit
+from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.versions import read_versions
 
 
@@ -27,6 +29,7 @@ class Run:
         config: setting to value, as text where JSON has no such value.
         versions: package to version.
         examples: completions of its last evaluation.
+        replayed: the audit's rows of the latest step that replayed.
     """
 
     label: str
@@ -34,6 +37,7 @@ class Run:
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     examples: Sequence[Example]
+    replayed: Sequence[Mapping[str, Any]] = ()
 
     @property
     def steps(self) -> NDArray[np.float64]:
@@ -75,6 +79,7 @@ def read_run(file: Path, label: str) -> Run:
         json.loads(config_file.read_text()) if config_file.is_file() else {},
         read_versions(folder),
         read_examples(folder),
+        Audit(Folder.at(folder / AUDIT_FOLDER)).latest().to_pylist(),
     )
 
 

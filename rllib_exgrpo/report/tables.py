@@ -12,6 +12,7 @@ from rllib_exgrpo.metric_names import value_of
 from rllib_exgrpo.report.runs import Run
 
 _MAX_CHARS = 6000  # of a prompt or completion
+_MAX_AUDIT_ROWS = 40
 _RLLIBS_OWN = ("_", "callbacks", "offline", "policies", "output", "input", "multiagent")
 
 
@@ -124,6 +125,43 @@ def _clipped(text: str) -> str:
         half = _MAX_CHARS // 2
         text = f"{text[:half]}\n[... {rest:,} characters left out ...]\n{text[-half:]}"
     return escape(text)
+
+
+def replay_audit(run: Run) -> str:
+    """Shows what the latest step replayed and why, the hardest prompts first."""
+    if not run.replayed:
+        return '<p class="empty">This run has replayed nothing.</p>'
+    header = ("prompt", "correct before", "then", "chance of a draw", "score",
+              "mean of candidates", "rank", "age", "tokens", "mean ratio",
+              "saturated")  # fmt: skip
+    rows = sorted(run.replayed, key=lambda row: row["bucket"])
+    first = rows[0]
+    about = (
+        f"Step {first['iteration']:,} replayed {len(rows):,} completions, each chosen "
+        f"by {first['rule']}. Score: in nats a token; rank 1 is the lowest. "
+        "`rllib replay audit` tells of every step."
+    )
+    shown = table(header, map(_audit_row, rows[:_MAX_AUDIT_ROWS]))
+    left_out = len(rows) - _MAX_AUDIT_ROWS
+    rest = f'<p class="empty">{left_out:,} more.</p>' if left_out > 0 else ""
+    return f"<h4>Replay audit</h4><p>{escape(about)}</p>{shown}{rest}"
+
+
+def _audit_row(row: Mapping[str, Any]) -> list[str]:
+    rank = row["rank"] or "-"
+    return [
+        row["prompt_id"],
+        str(row["bucket"]),
+        str(row["correct"]),
+        f"{100 * row['probability']:.2g} %",
+        f"{row['score']:.3f}",
+        f"{row['mean_score']:.3f}",
+        f"{rank} of {row['candidates']}",
+        str(row["age"]),
+        f"{row['tokens']:,}",
+        f"{row['importance_ratio']:.3f}",
+        f"{100 * row['saturated']:.0f} %",
+    ]
 
 
 def configuration(runs: Sequence[Run]) -> str:
