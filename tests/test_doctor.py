@@ -1,5 +1,6 @@
 """`rllib doctor`: what it finds, how bad it is, and the remedy."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_threads_storage_and_tracker(monkeypatch, tmp_path):
     assert checks.storage(Path("/proc/results")).level == "error"
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert checks.wandb().text == "WANDB_MODE is offline"
+
+
+def test_a_lock_that_a_killed_compiler_left(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()  # somebody compiles just now
+    assert checks.compiled_extensions().level == "ok"
+    os.utime(lock, (0, 0))
+    finding = checks.compiled_extensions()
+    assert finding.level == "warning"
+    assert str(lock) in finding.text and "delete" in finding.remedy
 
 
 def test_more_gpus_than_there_are_is_an_error(monkeypatch):

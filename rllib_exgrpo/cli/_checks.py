@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,8 @@ from packaging.requirements import Requirement
 from rllib_exgrpo.exgrpo_wandb import has_key
 
 PACKAGE = "rllib_exgrpo"
+
+_COMPILE_S = 600.0  # no extension takes longer
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,31 @@ def threads() -> Finding:
         "processes then wait for each other, at a tenth of the speed.",
         "Set OMP_NUM_THREADS=1.",
     )
+
+
+def compiled_extensions() -> Finding:
+    """Looks for locks that wait for a compiler which was killed.
+
+    DeepSpeed compiles its CPU parts once, when they are first used. Each process waits
+    without end for the lock of the one that compiles.
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    old = [
+        str(lock)
+        for lock in root.glob("**/lock")
+        if time.time() - lock.stat().st_mtime > _COMPILE_S
+    ]
+    if old:
+        return Finding(
+            "warning",
+            "extensions",
+            f"{' and '.join(old)} waits for a compiler that most likely was killed; "
+            "learners would wait for it without end.",
+            "If nothing is being compiled, delete the file.",
+        )
+    return Finding("ok", "extensions", "no lock of a killed compiler")
 
 
 def storage(path: Path) -> Finding:

@@ -53,6 +53,7 @@ def _findings(experiment: "Experiment | None", storage: Path) -> Iterator["Findi
     yield checks.versions()
     yield checks.build()
     yield checks.threads()
+    yield checks.compiled_extensions()
     yield checks.storage(storage)
     yield checks.wandb()
     if experiment is None:
