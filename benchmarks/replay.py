@@ -38,6 +38,7 @@ AT_MOST = {
     "gc_ms_max": 200.0,
     "memory_ratio": 1.25,
 }
+TICKS_MS = (1, 2, 5, 10, 20, 50, 100)
 AT_LEAST = {"save_mb_per_s": 300.0}
 
 
@@ -239,7 +240,7 @@ def plot(results, path):
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import NullLocator
 
     prompts = [r["prompts"] for r in results]
     figure, (left, middle, right) = plt.subplots(
@@ -253,8 +254,8 @@ def plot(results, path):
         bound = AT_MOST[f"{name}_ms_median"]
         left.axhline(bound, lw=0.5, color=line.get_color())
     left.set(yscale="log", ylim=(1, 200), ylabel="ms", title="CPU time of a step")
-    left.yaxis.set_minor_formatter(ScalarFormatter())
-    left.yaxis.set_major_formatter(ScalarFormatter())
+    left.set_yticks(TICKS_MS, map(str, TICKS_MS))
+    left.yaxis.set_minor_locator(NullLocator())
     left.legend(fontsize="small", ncols=2, loc="upper center")
     middle.plot(prompts, [r["memory_ratio"] for r in results], "o-")
     middle.axhline(AT_MOST["memory_ratio"], lw=0.5)

@@ -10,6 +10,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
 # Ray runs its workers at 15, where the other test process starves them.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray's workers import the environments that test files define.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+)
 
 import pytest
 

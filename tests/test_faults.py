@@ -297,7 +297,9 @@ def test_a_signal_ends_a_run_with_a_checkpoint(folder, number, code):
     process.send_signal(number)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == code
-    assert errors == ""
+    # That the training prompts are evaluated is all there is to complain of.
+    assert errors.startswith("6 of 6 questions of the evaluation set 'easy' are")
+    assert len(errors.splitlines()) == 1
     checkpoint, _ = latest_complete(run / "trial")
     last = steps(run)[-1]
     assert iteration_of(checkpoint) == last
