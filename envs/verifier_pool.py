@@ -117,9 +117,10 @@ class VerifierPool:
         start = time.monotonic()
         reward, reason, message = worker.judge(task, time_limit_s)
         verdict = Verdict(reward, Reason(reason), message, time.monotonic() - start)
-        if _LESSON_SECONDS[0] < verdict.seconds < _LESSON_SECONDS[1]:
-            self._nursery.teach(task)
         is_broken = reason in (Reason.TIMEOUT, Reason.ERROR)
+        is_lesson = _LESSON_SECONDS[0] < verdict.seconds < _LESSON_SECONDS[1]
+        if is_lesson and not is_broken:
+            self._nursery.teach(task)
         if is_broken or worker.num_answers >= answers_per_worker:
             self._own.worker = None
             worker.kill()
