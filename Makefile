@@ -8,6 +8,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # More threads than that spin against each other on small machines.
 export OMP_NUM_THREADS ?= 1
+# Without bytecode on disk each of the many processes compiles all imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup train test test-slow lint docs format clean
 
