@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .gsm8k import GSM8KEnv
     from .math import MathEnv
     from .multiple_choice import MultipleChoiceEnv
+    from .pooled import PooledEnv
     from .reasoning_gym import ReasoningGymEnv
     from .spaces import TextSpace
     from .tables import TableEnv
@@ -27,6 +28,7 @@ __all__ = [
     "GeneratedEnv",
     "MathEnv",
     "MultipleChoiceEnv",
+    "PooledEnv",
     "Problem",
     "Reason",
     "ReasoningGymEnv",
@@ -45,6 +47,7 @@ _MODULES = {
     "GeneratedEnv": "generated",
     "MathEnv": "math",
     "MultipleChoiceEnv": "multiple_choice",
+    "PooledEnv": "pooled",
     "Problem": "base",
     "Reason": "verdict",
     "ReasoningGymEnv": "reasoning_gym",

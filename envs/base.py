@@ -2,10 +2,11 @@
 
 import difflib
 import math
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar
@@ -225,8 +226,10 @@ class VerifiableTextEnv(gym.Env[str, str]):
         }
 
     def _verdict_or_error(self, completion: str, problem: Problem) -> Verdict:
+        started = time.perf_counter()
         try:
-            return _as_verdict(self.verify(completion, problem))
+            verdict = _as_verdict(self.verify(completion, problem))
+            return replace(verdict, seconds=time.perf_counter() - started)
         except Exception as error:  # any: the verifier is the user's own code
             message = f"{type(error).__name__}: {error} (prompt {problem.prompt_id!r})"
             return Verdict.of(Reason.ERROR, message)

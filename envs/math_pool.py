@@ -1,12 +1,14 @@
 """A verifier pool that judges easy maths answers at once."""
 
 import re
+import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from .math_verifier import quick_verdict
 from .verdict import Verdict
-from .verifier_pool import VerifierPool
+from .verifier_pool import VerifierPool, judged
 
 _NUMBER = re.compile(r"[-+\d.,/ ]{1,40}")
 
@@ -27,9 +29,8 @@ class MathVerifierPool(VerifierPool):
         gold, completion = task
         answer = str(gold).rpartition("####")[2].strip()  # of GSM8K's worked answers
         is_number = _NUMBER.fullmatch(answer) is not None
+        started = time.perf_counter()
         verdict = quick_verdict(gold, completion) if is_number else None
         if verdict is None:
             return super().submit(gold, completion)
-        judged: Future[Verdict] = Future()
-        judged.set_result(verdict)
-        return judged
+        return judged(replace(verdict, seconds=time.perf_counter() - started))

@@ -1,8 +1,9 @@
 """Any task of the package reasoning-gym, judged by the task's own scorer."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+from concurrent.futures import Future
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,14 +11,15 @@ import numpy as np
 from .answers import boxed_answer
 from .base import Problem
 from .generated import GeneratedEnv
+from .pooled import PooledEnv
 from .verdict import Reason, Verdict
-from .verifier_pool import VerifierPool
+from .verifier_pool import VerifierPool, judged
 
 _NUM_ENTRIES = 20_000  # the most that every task accepts
 _MAX_ANSWER_CHARS = 10_000
 
 
-class ReasoningGymEnv(GeneratedEnv):
+class ReasoningGymEnv(PooledEnv, GeneratedEnv):
     r"""Asks problems that a task of reasoning-gym generates.
 
     A question belongs to the train or the held-out split by its hash, so that the two
@@ -25,7 +27,7 @@ class ReasoningGymEnv(GeneratedEnv):
 
     Rewards: what the task's `score_answer` gives for the last answer between
     `<answer>` and `</answer>`, in [0, 1]; 0 without one. Some scorers evaluate
-    expressions, so that they run in processes with limits.
+    expressions, so that they run in processes with limits (see `PooledEnv`).
 
     Settings:
         task: name of the task, such as "chain_sum".
@@ -33,10 +35,6 @@ class ReasoningGymEnv(GeneratedEnv):
             problems from, 20,000 by default.
         instruction: what follows each question.
         answer_tag: name of the tag around the answer; None takes `\boxed{...}`.
-        verifier_workers: processes that judge answers; None means one a CPU.
-        verifier_time_limit_s: wall time for one answer, after which it counts as
-            unknown.
-        verifier_memory_limit_bytes: address space of one of the processes.
     """
 
     settings: ClassVar = {
@@ -44,8 +42,6 @@ class ReasoningGymEnv(GeneratedEnv):
         "task_config": {},
         "instruction": "\nPut your final answer between <answer> and </answer>.",
         "answer_tag": "answer",
-        "verifier_workers": None,
-        "verifier_time_limit_s": 5.0,
         "verifier_memory_limit_bytes": 4 << 30,
     }
 
@@ -60,21 +56,22 @@ class ReasoningGymEnv(GeneratedEnv):
         prompt = question + self.config["instruction"]
         return question, Problem(f"{task}/{index}", prompt, answer, task)
 
-    def verify(self, completion: str, problem: Problem) -> Verdict:
-        """Asks the task's scorer."""
-        return self.verify_many([completion], [problem])[0]
+    def build_pool(self, *limits: Any) -> VerifierPool:
+        """Builds processes that run the task's scorer."""
+        workers, time_limit_s, memory_limit_bytes = limits
+        return VerifierPool(
+            workers,
+            time_limit_s,
+            memory_limit_bytes,
+            verifier="reasoning_gym:score",
+        )
 
-    def verify_many(
-        self, completions: Sequence[str], problems: Sequence[Problem]
-    ) -> list[Verdict]:
-        """Asks the task's scorer in several processes, in order."""
-        pending = [
-            self._pool.submit(*self._source, problem.answer["index"], answer)
-            if (answer := self._answer(completion))
-            else None
-            for completion, problem in zip(completions, problems, strict=True)
-        ]
-        return [v.result() if v else Verdict.of(Reason.NO_ANSWER) for v in pending]
+    def submit(self, completion: str, problem: Problem) -> Future[Verdict]:
+        """Asks the task's scorer."""
+        answer = self._answer(completion)
+        if not answer:
+            return judged(Verdict.of(Reason.NO_ANSWER))
+        return self.pool.submit(*self._source, problem.answer["index"], answer)
 
     def gold_completion(self, problem: Problem) -> str:
         """Puts the task's own answer where an answer belongs.
@@ -87,27 +84,9 @@ class ReasoningGymEnv(GeneratedEnv):
             raise ValueError(f"the task {self.config['task']!r} names no gold answer")
         return f"<{tag}>{text}</{tag}>" if tag else rf"\boxed{{{text}}}"
 
-    def close(self) -> None:
-        """Ends the verifier's processes; they start again when needed."""
-        pool = self.__dict__.pop("_pool", None)
-        if pool is not None:
-            pool.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_pool"}
-
     @property
     def _source(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
         return self.config["task"], tuple(sorted(self.config["task_config"].items()))
-
-    @cached_property
-    def _pool(self) -> VerifierPool:
-        return VerifierPool(
-            self.config["verifier_workers"],
-            self.config["verifier_time_limit_s"],
-            self.config["verifier_memory_limit_bytes"],
-            verifier="reasoning_gym:score",
-        )
 
     def _answer(self, completion: str) -> str | None:
         tag = self.config["answer_tag"]

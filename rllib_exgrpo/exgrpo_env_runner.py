@@ -2,10 +2,10 @@
 
 import time
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice, repeat
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 import ray
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -28,6 +28,7 @@ from rllib_exgrpo import text_env
 from rllib_exgrpo.evaluation.sets import EvaluationSet
 from rllib_exgrpo.exgrpo_env import find_env
 from rllib_exgrpo.exgrpo_episodes import episodes_from_group
+from rllib_exgrpo.judging import Judging
 from rllib_exgrpo.policy import load_tokenizer
 from rllib_exgrpo.prompt_book import PromptBook
 from rllib_exgrpo.prompts import PromptCycle
@@ -38,8 +39,6 @@ from rllib_exgrpo.records import (
     RolloutResult,
 )
 from rllib_exgrpo.sampler import Sample, VLLMSampler, check_log_probs
-
-T = TypeVar("T")
 
 
 class ExGRPOEnvRunner(EnvRunner, Checkpointable):
@@ -119,16 +118,18 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
         token_ids = [self.formatter.token_ids(messages) for messages, _ in prompts]
         self._load_pending_weights()
 
+        judging = Judging(env, request, self._decode)
         started = time.perf_counter()
         samples_PG = self.sampler.sample(
             token_ids,
             request.counts,
             temperature=request.temperature,
             seed=request.seed,
+            on_finished=judging.on_finished,
         )
         check_log_probs(samples_PG, request.prompt_ids, request.iteration)
         generated = time.perf_counter()
-        judged_PG, answers_PG = self._judge(env, request, samples_PG)
+        judged_PG, answers_PG = judging.finish(samples_PG)
         verified = time.perf_counter()
 
         groups = [
@@ -141,6 +142,7 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
                 ],
                 source=source,
                 reasons=[judgement.reason for judgement in judged_G],
+                verify_seconds=[judgement.seconds for judgement in judged_G],
                 answers=answers_G,
             )
             for prompt_id, ids, (_, source), samples_G, judged_G, answers_G in zip(
@@ -159,25 +161,14 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             seconds={"generate": generated - started, "verify": verified - generated},
         )
 
-    def _judge(
-        self, env: Any, request: RolloutRequest, samples_PG: list[list[Sample]]
-    ) -> tuple[list[list[text_env.Judgement]], Sequence[list[str | None] | None]]:
-        """Returns the judgements and, of an evaluation, the answers of each group."""
+    def _decode(self, samples: Sequence[Sample]) -> list[str]:
+        """Decodes completions, each with the prefix that it goes on from."""
         texts = self.tokenizer.batch_decode(
-            [s.token_ids for samples_G in samples_PG for s in samples_G],
+            [sample.token_ids for sample in samples],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        texts = [self.formatter.assistant_prefix + text for text in texts]
-        counts = request.counts
-        ids = chain.from_iterable(map(repeat, request.prompt_ids, counts))
-        judged_PG = _split(text_env.judge(env, texts, list(ids)), counts)
-        answers = None
-        if request.evaluation_set is not None:
-            answers = text_env.answer_keys(env, texts)
-        if answers is None:
-            return judged_PG, [None] * len(counts)
-        return judged_PG, _split(answers, counts)
+        return [self.formatter.assistant_prefix + text for text in texts]
 
     def _completion(self, sample: Sample, reward: float, iteration: int) -> Completion:
         return Completion(
@@ -345,9 +336,3 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             del self.sampler
         for env in (self.env, *self._evaluation_envs.values()):
             env.close()
-
-
-def _split(items: Iterable[T], counts: Sequence[int]) -> list[list[T]]:
-    """Cuts a sequence into consecutive parts of given lengths."""
-    rest = iter(items)
-    return [list(islice(rest, count)) for count in counts]

@@ -41,8 +41,17 @@ _ENV_RUNNERS = {
         "share", "groups with one reward throughout, which teach nothing"
     ),
     "generate_s": Metric("s", "generation, on the slowest env runner"),
-    "verify_s": Metric("s", "verification, on the slowest env runner"),
+    "verify_s": Metric(
+        "s",
+        "waiting for verdicts after generation, on the slowest env runner; some "
+        "environments verify while others are still sampled",
+    ),
+    "verifier_latency_p50_s": Metric("s", "median time to verify a completion"),
+    "verifier_latency_p99_s": Metric("s", "99th percentile of that time"),
     "verdict_*_fraction": Metric("share", "completions with this verdict"),
+    "num_timeouts_*": Metric(
+        "completions", "whose verification ran out of time, by source, of this step's"
+    ),
     "num_env_steps_sampled": Metric("completions", "sampled in the step"),
     "num_env_steps_sampled_lifetime": Metric("completions", "sampled so far"),
     "num_episodes": Metric("completions", "sampled in the step"),

@@ -55,6 +55,7 @@ class Group:
             sent to the engine.
         source: which data set the problem belongs to, for metrics.
         reasons: the verifier's reason for the reward of each of `completions`.
+        verify_seconds: wall time that the verifier took for each of `completions`.
         answers: what each of `completions` answers, None for one without an answer;
             None as a whole where nobody asked, or the environment cannot tell.
     """
@@ -65,6 +66,7 @@ class Group:
     replayed: Completion | None = None
     source: str = ""
     reasons: list[str] = field(default_factory=list)
+    verify_seconds: list[float] = field(default_factory=list)
     answers: list[str | None] | None = None
 
     @property

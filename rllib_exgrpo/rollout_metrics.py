@@ -57,7 +57,9 @@ def rollout_metrics(
         "zero_advantage_group_fraction": float(np.mean(np.array(spreads) == 0)),
         "generate_s": generate_s,
         "verify_s": verify_s,
+        **_verifier_latency(groups),
         **_reason_fractions(groups),
+        **_timeouts_by_source(groups),
     }
 
 
@@ -83,3 +85,16 @@ def _reason_fractions(groups: Sequence[Group]) -> dict[str, float]:
         f"verdict_{reason}_fraction": counts[reason] / total
         for reason in sorted({*_REASONS, *counts})
     }
+
+
+def _verifier_latency(groups: Sequence[Group]) -> dict[str, float]:
+    seconds = [s for group in groups for s in group.verify_seconds] or [0.0]
+    p50, p99 = np.quantile(seconds, [0.5, 0.99], method="higher")
+    return {"verifier_latency_p50_s": float(p50), "verifier_latency_p99_s": float(p99)}
+
+
+def _timeouts_by_source(groups: Sequence[Group]) -> dict[str, float]:
+    counts = Counter({group.source: 0 for group in groups if group.source})
+    for group in groups:
+        counts[group.source] += group.reasons.count("timeout")
+    return {f"num_timeouts_{name}": float(n) for name, n in counts.items() if name}

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,7 @@ class VLLMSampler:
         temperature: float,
         seed: int,
         max_completion_tokens: int | None = None,
+        on_finished: Callable[[int, list[Sample]], None] | None = None,
     ) -> list[list[Sample]]:
         """Samples completions.
 
@@ -104,6 +105,8 @@ class VLLMSampler:
             seed: of this call; the same call with the same weights gives the same
                 completions.
             max_completion_tokens: a lower limit than the engine's.
+            on_finished: called with the position of a prompt and its completions once
+                it has them all, while others are still being sampled.
 
         Returns:
             For each prompt its completions.
@@ -132,13 +135,30 @@ class VLLMSampler:
             for count in counts
         ]
         inputs = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        samples_PG: list[list[Sample]] = [[] for _ in prompts]
         with _torch_settings_kept():
             self._llm.collective_rpc(_seed_generators, args=(seed,))
-            outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        samples_PG = [[_to_sample(c) for c in output.outputs] for output in outputs]
-        if greedy:  # vLLM refuses to make the same completion twice
-            return [s * n for s, n in zip(samples_PG, counts, strict=True)]
+            for position, output in self._finished(inputs, params):
+                samples_G = [_to_sample(c) for c in output.outputs]
+                if greedy:  # vLLM refuses to make the same completion twice
+                    samples_G *= counts[position]
+                samples_PG[position] = samples_G
+                if on_finished is not None:
+                    on_finished(position, samples_G)
         return samples_PG
+
+    def _finished(
+        self, inputs: Sequence[Any], params: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Runs the engine; yields each prompt's position and output when it is done."""
+        # vLLM returns inner names of the requests, "17-8c1f02ab"; outputs say "17".
+        names = self._llm.enqueue(inputs, params, use_tqdm=False)
+        positions = {name.partition("-")[0]: i for i, name in enumerate(names)}
+        engine = self._llm.llm_engine
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    yield positions[output.request_id], output
 
     def load_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Replaces the weights.

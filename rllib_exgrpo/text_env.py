@@ -1,6 +1,7 @@
 """How the rollout talks to an environment, ours or any single-step text environment."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ class Judgement:
         reward: in [0, 1]; NaN without a verdict.
         reason: "ok", "wrong", "timeout", ... as the verifier puts it.
         message: details for a log.
+        seconds: wall time that it took.
     """
 
     reward: float
     reason: str
     message: str = ""
+    seconds: float = 0.0
 
 
 def prompt_ids(env: Any) -> Sequence[PromptId]:
@@ -58,32 +61,39 @@ def questions(env: Any) -> Iterator[Any]:
         yield [read_prompt(env, i)[0][-1]["content"] for i in prompt_ids(env)]
 
 
-def judge(
-    env: Any, completions: Sequence[str], ids: Sequence[PromptId]
-) -> list[Judgement]:
-    """Rewards completions, in order.
+def judges_early(env: Any) -> bool:
+    """Whether the environment can verify while completions are still being sampled."""
+    return env is env.unwrapped and hasattr(env, "start_verifying")
 
-    An environment that can verify many at once is asked once; any other is reset and
-    stepped for each completion.
+
+def start_judging(
+    env: Any, completions: Sequence[str], ids: Sequence[PromptId]
+) -> Callable[[], list[Judgement]]:
+    """Starts to reward completions.
+
+    Most environments only begin when the judgements are asked for: one that can verify
+    many at once is asked once; any other is reset and stepped for each completion.
 
     Args:
         env: the environment.
         completions: texts.
         ids: the problem of each completion.
 
-    Raises:
-        RuntimeError: if the verifier itself broke on a completion.
+    Returns:
+        A function that returns the judgements, in order. It raises RuntimeError if the
+        verifier itself broke on a completion.
     """
-    if env is env.unwrapped and hasattr(env, "verify_many"):
-        problems = [env.problem(i) for i in ids]
-        verdicts = env.verify_many(completions, problems)
-        judgements = [
-            Judgement(float(env.reward(v)), str(v.reason), v.message) for v in verdicts
-        ]
-    else:
-        judgements = [_step(env, c, i) for c, i in zip(completions, ids, strict=True)]
-    _raise_if_broken(env, judgements)
-    return judgements
+    if not (env is env.unwrapped and hasattr(env, "verify_many")):
+        return lambda: _checked(
+            env, [_step(env, c, i) for c, i in zip(completions, ids, strict=True)]
+        )
+    problems = [env.problem(i) for i in ids]
+    verdicts = (
+        env.start_verifying(completions, problems)
+        if judges_early(env)
+        else lambda: env.verify_many(completions, problems)
+    )
+    return lambda: _checked(env, [_judgement(env, v) for v in verdicts()])
 
 
 def answer_keys(env: Any, completions: Sequence[str]) -> list[str | None] | None:
@@ -95,14 +105,21 @@ def answer_keys(env: Any, completions: Sequence[str]) -> list[str | None] | None
     return None if answer_key is None else [answer_key(c) for c in completions]
 
 
+def _judgement(env: Any, verdict: Any) -> Judgement:
+    reward, reason = float(env.reward(verdict)), str(verdict.reason)
+    return Judgement(reward, reason, verdict.message, verdict.seconds)
+
+
 def _step(env: Any, completion: str, prompt_id: PromptId) -> Judgement:
     env.reset(options={"prompt_id": prompt_id})
+    started = time.perf_counter()
     _, reward, _, _, info = env.step(completion)
+    seconds = time.perf_counter() - started
     reason = info.get("reason") or ("ok" if reward >= 1 else "wrong")
-    return Judgement(float(reward), str(reason), str(info.get("message", "")))
+    return Judgement(float(reward), str(reason), str(info.get("message", "")), seconds)
 
 
-def _raise_if_broken(env: Any, judgements: Sequence[Judgement]) -> None:
+def _checked(env: Any, judgements: list[Judgement]) -> list[Judgement]:
     broken = [j.message for j in judgements if j.reason == "error"]
     if broken:
         raise RuntimeError(
@@ -110,3 +127,4 @@ def _raise_if_broken(env: Any, judgements: Sequence[Judgement]) -> None:
             f"of {len(judgements)} completions, first with: {broken[0]}. A wrong "
             "answer must be a reward of 0, not an exception."
         )
+    return judgements

@@ -3,6 +3,7 @@
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from rllib_exgrpo.batching import rows_from_groups
 from rllib_exgrpo.envs import MathEnv, Problem, Verdict, VerifiableTextEnv
 from rllib_exgrpo.envs.math_verifier import verify_math
 from rllib_exgrpo.exgrpo_env_runner import ExGRPOEnvRunner
+from rllib_exgrpo.judging import Judging
 from rllib_exgrpo.records import Completion, Group, RolloutRequest
 from rllib_exgrpo.replay.buffer import ReplayBuffer
 from rllib_exgrpo.rollout_metrics import rollout_metrics
@@ -164,7 +166,10 @@ def test_the_verifier_reads_what_the_template_opened(completion, expected):
     for env in (ThinkEnv(), MathEnv(data="unused")):
         env.problem = lambda _: Problem(0, "2+2?", "4")
         request = RolloutRequest([0], [1], temperature=1.0, seed=0)
-        judged_PG, _ = ExGRPOEnvRunner._judge(runner, env, request, [[sample]])
+        judging = Judging(env, request, partial(ExGRPOEnvRunner._decode, runner))
+        if judging.on_finished is not None:
+            judging.on_finished(0, [sample])
+        judged_PG, _ = judging.finish([[sample]])
         assert judged_PG[0][0].reward == expected
         env.close()
 

@@ -79,6 +79,28 @@ def test_groups_that_teach_nothing_are_counted():
     assert metrics["zero_advantage_group_fraction"] == 0.75
 
 
+def test_latencies_and_time_outs_of_the_verifier_are_reported():
+    # 100 completions took 1 to 100 ms: half of them at most 50 ms, or 51 as the higher
+    # of the two in the middle; 1 % took more than 99 ms, the next of which is 100.
+    completion = Completion(np.array([1], np.int32), np.zeros(1, np.float32), 0.0, 0)
+    parts = {"amc": range(1, 51), "aime": range(51, 101)}
+    groups = [
+        Group(
+            source,
+            np.array([1], np.int32),
+            [completion] * 50,
+            source=source,
+            reasons=["timeout" if ms > 98 else "wrong" for ms in part],
+            verify_seconds=[ms / 1000 for ms in part],
+        )
+        for source, part in parts.items()
+    ]
+    metrics = rollout_metrics(groups, [], success_threshold=1.0)
+    assert metrics["verifier_latency_p50_s"] == 0.051
+    assert metrics["verifier_latency_p99_s"] == 0.1
+    assert (metrics["num_timeouts_amc"], metrics["num_timeouts_aime"]) == (0, 2)
+
+
 def test_rounds_of_resampling_take_their_time_one_after_the_other():
     groups = [group("a", "amc"), group("b", "amc"), group("c", "amc")]
     rounds = [

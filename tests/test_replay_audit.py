@@ -48,6 +48,18 @@ def test_a_row_tells_why_a_completion_was_replayed():
     }  # fmt: skip
 
 
+def test_a_completion_that_the_update_left_out_has_no_ratio():
+    # All of its group were right: advantage 0.
+    chosen = choices(2)
+    sums = {chosen[1].prompt_id: np.array([4.0, 2.0, 1.0])}
+    correct = {c.prompt_id: 4 for c in chosen}
+    left_out, trained = audit_table(1, "newest", chosen, sums, correct).to_pylist()
+    assert left_out["tokens"] == 0
+    assert math.isnan(left_out["importance_ratio"])
+    assert math.isnan(left_out["saturated"])
+    assert (trained["tokens"], trained["importance_ratio"]) == (4, 0.5)
+
+
 def test_a_repeated_step_replaces_its_rows_and_later_ones_can_be_forgotten(tmp_path):
     audit = Audit(Folder.at(tmp_path / "audit"))
     assert audit.read().num_rows == 0

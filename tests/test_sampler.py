@@ -109,6 +109,28 @@ def test_what_was_sampled_before_leaves_no_trace(model):
     np.testing.assert_array_equal(again.logp, first.logp)
 
 
+def test_prompts_are_handed_over_as_soon_as_all_their_completions_are_there(model):
+    path, sampler = model
+    prompts = [encode(path, f"What is {n} + 7?\n") for n in (5, 58, 583)]
+    seen = {}
+    arguments = {"temperature": 1.0, "seed": 3}
+    samples_PG = sampler.sample(prompts, [2, 1, 3], **arguments)
+    unfinished = sampler._llm.llm_engine.has_unfinished_requests
+    again_PG = sampler.sample(
+        prompts,
+        [2, 1, 3],
+        **arguments,
+        on_finished=lambda i, samples_G: seen.setdefault(i, (samples_G, unfinished())),
+    )
+    for i, (first_G, again_G) in enumerate(zip(samples_PG, again_PG, strict=True)):
+        assert seen[i][0] is again_G  # each once, with its own completions
+        for first, again in zip(first_G, again_G, strict=True):
+            np.testing.assert_array_equal(first.token_ids, again.token_ids)
+    assert [len(samples_G) for samples_G in samples_PG] == [2, 1, 3]
+    # Lengths differ, so that the first one came while others were sampled.
+    assert any(others_run for _, others_run in seen.values())
+
+
 @pytest.mark.slow
 def test_a_tensor_parallel_engine_samples_like_the_learner():
     path = resolve_model("tiny-arithmetic")

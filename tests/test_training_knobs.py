@@ -4,7 +4,21 @@ import logging
 
 import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
-from test_training import echo_config, missing_metrics, small_config
+from test_training import audit_of, echo_config, missing_metrics, small_config
+
+from rllib_exgrpo.envs import Problem, VerifiableTextEnv
+
+
+class LearntAtOnceEnv(VerifiableTextEnv):
+    """Takes half of the first completions as right, then all."""
+
+    def load(self):
+        self.num_judged = 0
+        return [Problem(i, f"Say {i}.", str(i)) for i in range(4)]
+
+    def verify(self, completion, problem):
+        self.num_judged += 1
+        return float(self.num_judged % 2 or self.num_judged > 4 * 4)
 
 
 def test_the_learner_recomputes_and_corrects_behavior_log_probs(ray_session, caplog):
@@ -52,3 +66,26 @@ def test_the_buffer_sees_prompts_whose_groups_were_replaced(ray_session):
     assert result["replay"]["retired"] == 4
     assert result["learners"][DEFAULT_MODULE_ID]["num_completions_skipped"] == 8
     assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 16
+
+
+@pytest.mark.parametrize("knobs", [{"entropy_coeff": 0.0}, {"clip_eps": None}])
+def test_solved_prompts_are_replayed_though_they_teach_nothing(ray_session, knobs):
+    config = echo_config().environment(LearntAtOnceEnv)
+    config = config.training(
+        prompts_per_step=4, prompts_per_update=2, replay_start_pass_rate=None, **knobs
+    )
+    algo = config.build_algo()
+    first, second = algo.train(), algo.train()
+    algo.stop()
+    assert first["env_runners"]["pass_rate"] == 0.5
+    # Two of the four are replayed, and all completions are right: all advantages are 0.
+    assert second["replay"]["num_prompts_replayed"] == 2
+    assert second["replay"]["retired"] == 4
+    learner = second["learners"][DEFAULT_MODULE_ID]
+    tokens = audit_of(algo)["tokens"].to_numpy()
+    if config.skips_zero_advantages:  # as without an entropy bonus
+        assert learner["num_completions_skipped"] == 4 * 4
+        assert tokens.tolist() == [0, 0]
+    else:
+        assert learner["num_completions_skipped"] == 0
+        assert (tokens > 0).all()

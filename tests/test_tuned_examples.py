@@ -16,6 +16,7 @@ NAMES = [
     "exgrpo_multiple_choice",
     "exgrpo_qwen2.5_math_7b",
     "exgrpo_reasoning_gym_cpu",
+    "exgrpo_smollm2_cpu",
     "on_policy_arithmetic_cpu",
 ]
 SWEEPS = ["sweep_asha", "sweep_pbt", "sweep_replay_ratio"]

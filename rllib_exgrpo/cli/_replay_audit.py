@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rllib_exgrpo.cli._errors import CommandError
-from rllib_exgrpo.cli._table import format_table, number
+from rllib_exgrpo.cli._table import format_table, number, share
 from rllib_exgrpo.replay.audit import AUDIT_FOLDER, Audit
 from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.replay.ids import decode_id, encode_id
@@ -19,7 +19,8 @@ score       {score}
 mean, rank  of the candidates' scores; place of the replayed one among them, 1 = lowest
 age         versions of the weights since it was sampled
 ratio       mean importance ratio of its tokens
-saturated   share of its tokens with f(w) > 0.9"""
+saturated   share of its tokens with f(w) > 0.9
+            (0 tokens: all of its group were right, and the update left it out)"""
 _SCORES = {
     "entropy": "entropy a token under the current weights, in nats",
     "nll": "negative log-likelihood a token under the current weights",
@@ -100,7 +101,7 @@ def _by_row(columns: dict[str, Any]) -> str:
             "age": [number(v) for v in columns["age"]],
             "tokens": [number(v) for v in columns["tokens"]],
             "ratio": [number(v, 3) for v in columns["importance_ratio"]],
-            "saturated": [f"{100 * v:.0f} %" for v in columns["saturated"]],
+            "saturated": [share(v) for v in columns["saturated"]],
             "then k": [number(v) for v in columns["correct"]],
         },
         text=["prompt"],
@@ -113,8 +114,10 @@ def _by_step(columns: dict[str, Any]) -> str:
     steps, starts = np.unique(columns["iteration"], return_index=True)
 
     def mean(name: str) -> Any:
-        sizes = np.diff([*starts, len(columns["iteration"])])
-        return np.add.reduceat(columns[name].astype(float), starts) / sizes
+        values = columns[name].astype(float)
+        counts = np.add.reduceat(~np.isnan(values), starts, dtype=float)
+        with np.errstate(invalid="ignore"):  # NaN where a step has no value
+            return np.add.reduceat(np.nan_to_num(values), starts) / counts
 
     table = format_table(
         {
@@ -127,7 +130,7 @@ def _by_step(columns: dict[str, Any]) -> str:
             "age": [number(v, 1) for v in mean("age")],
             "tokens": [number(v) for v in mean("tokens")],
             "ratio": [number(v, 3) for v in mean("importance_ratio")],
-            "saturated": [f"{100 * v:.0f} %" for v in mean("saturated")],
+            "saturated": [share(v) for v in mean("saturated")],
             "then k": [number(v, 1) for v in mean("correct")],
         }
     )

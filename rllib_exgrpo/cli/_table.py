@@ -40,3 +40,8 @@ def _fit(cell: str, width: int, *, left: bool) -> str:
 def number(value: float, digits: int = 0) -> str:
     """Returns a number with thousands separators; "-" for NaN."""
     return "-" if value != value else f"{value:,.{digits}f}"
+
+
+def share(value: float) -> str:
+    """Returns a share in per cent; "-" for NaN."""
+    return "-" if value != value else f"{100 * value:.0f} %"

@@ -34,9 +34,9 @@ SCHEMA = pa.schema(
         "mean_score": pa.float32(),  # over the candidates
         "rank": pa.int32(),  # of the score, from 1, the lowest; 0 without scores
         "age": pa.int32(),  # versions of the weights
-        "tokens": pa.int32(),
-        "importance_ratio": pa.float32(),  # mean over the tokens
-        "saturated": pa.float32(),  # share of the tokens
+        "tokens": pa.int32(),  # trained on; 0 if the update left the completion out
+        "importance_ratio": pa.float32(),  # mean over the tokens; NaN without any
+        "saturated": pa.float32(),  # share of the tokens; NaN without any
         "correct": pa.int16(),  # k of this step's group, the replayed one included
     }
 )
@@ -67,17 +67,21 @@ def audit_table(
         rule: the `completion_selection`.
         choices: what was replayed.
         sums: prompt id -> (3,) counted tokens of the replayed completion, sum of their
-            importance ratios, how many are saturated.
+            importance ratios, how many are saturated. Completions that the update left
+            out, as the advantages of their groups are 0, are missing.
         correct: prompt id -> k of the step's group.
     """
-    tokens, ratio, saturated = np.array([sums[c.prompt_id] for c in choices]).T
+    sums_C3 = np.array([sums.get(c.prompt_id, np.zeros(3)) for c in choices])
+    tokens = sums_C3[:, 0]
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN, as it should be
+        importance_ratio, saturated = (sums_C3[:, 1:] / tokens[:, None]).T
     columns = {
         "iteration": [iteration] * len(choices),
         "prompt_id": [encode_id(c.prompt_id) for c in choices],
         "rule": [rule] * len(choices),
         "tokens": tokens.astype(np.int32),
-        "importance_ratio": ratio / tokens,
-        "saturated": saturated / tokens,
+        "importance_ratio": importance_ratio,
+        "saturated": saturated,
         "correct": [correct[c.prompt_id] for c in choices],
     }
     for name, attribute in _FROM_CHOICE.items():

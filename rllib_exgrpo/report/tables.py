@@ -154,14 +154,18 @@ def _audit_row(row: Mapping[str, Any]) -> list[str]:
         str(row["bucket"]),
         str(row["correct"]),
         f"{100 * row['probability']:.2g} %",
-        f"{row['score']:.3f}",
-        f"{row['mean_score']:.3f}",
+        _or_dash(row["score"]),
+        _or_dash(row["mean_score"]),
         f"{rank} of {row['candidates']}",
         str(row["age"]),
         f"{row['tokens']:,}",
-        f"{row['importance_ratio']:.3f}",
-        f"{100 * row['saturated']:.0f} %",
+        _or_dash(row["importance_ratio"]),
+        f"{100 * row['saturated']:.0f} %" if row["tokens"] else "-",
     ]
+
+
+def _or_dash(value: float) -> str:
+    return "-" if value != value else f"{value:.3f}"
 
 
 def configuration(runs: Sequence[Run]) -> str:
