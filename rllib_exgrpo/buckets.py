@@ -79,6 +79,24 @@ def draw_bucket_counts(
     return counts
 
 
+def spread_buckets(spreads: ArrayLike, group_size: int) -> NDArray[np.int64]:
+    """Returns the buckets of a step's groups by their reward spread (section 5.3).
+
+    Spreads are scaled so that the step's smallest is 0 and its largest 1; a group with
+    the scaled spread s belongs to bucket round(s G). The last bucket is G-1: bucket G
+    is for prompts that are solved.
+
+    Args:
+        spreads: (N,) standard deviation of each group's rewards.
+        group_size: G.
+    """
+    spreads = np.asarray(spreads, np.float64)
+    lowest, highest = spreads.min(initial=np.inf), spreads.max(initial=-np.inf)
+    # Rewards lie in [0, 1]: what is below 1e-6 is rounding.
+    scaled = (spreads - lowest) / max(highest - lowest, 1e-6)
+    return np.minimum(np.rint(scaled * group_size), group_size - 1).astype(np.int64)
+
+
 def _checked_sigma(group_size: int, mu: float, sigma: float | None) -> float:
     """Returns sigma with its default, once all three knobs are in range."""
     if group_size < 2:

@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_exgrpo.buckets import bucket_probabilities, draw_bucket_counts
+from rllib_exgrpo.buckets import (
+    bucket_probabilities,
+    draw_bucket_counts,
+    spread_buckets,
+)
 
 # Normal density at k / 8 with mean 0.5 and deviation 1 / 8, times 1 / 8: the standard
 # normal density at 0, 1, 2, 3 is 0.3989, 0.2420, 0.0540, 0.0044.
@@ -95,3 +99,19 @@ def test_counts_follow_the_weights():
     expected = num_draws * bucket_probabilities(8)
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert chi_square < 38.26  # upper 1e-6 quantile at 6 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("spreads", "group_size", "expected"),
+    [
+        # Scaled to 0, 1/2, 1; times 4; the last stays below 4, the solved prompts'.
+        ([0.0, 0.25, 0.5], 4, [0, 2, 3]),
+        # Scaled to 1/4, 1, 0; times 8.
+        ([0.2, 0.5, 0.1], 8, [2, 7, 0]),
+        ([0.3, 0.3], 8, [0, 0]),  # nothing tells them apart
+        ([0.3], 8, [0]),
+        ([], 8, []),
+    ],
+)
+def test_buckets_by_reward_spread(spreads, group_size, expected):
+    assert spread_buckets(spreads, group_size).tolist() == expected

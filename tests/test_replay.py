@@ -17,6 +17,38 @@ def filled(num_prompts=3, correct=2, **knobs):
 # What is stored.
 
 
+def test_buckets_by_reward_spread_store_successes_all_the_same():
+    buffer = ReplayBuffer(
+        group_size=4, bucket_by="reward_spread", success_threshold=0.8, seed=0
+    )
+    rewards = {
+        "wide": [1.0, 0.0, 1.0, 0.0],  # deviation 1/2, the largest
+        "narrow": [0.8, 0.8, 0.8, 0.6],  # 0.087 / 0.5 * 4 = 0.69, rounded 1
+        "wrong": [0.5, 0.5, 0.5, 0.5],
+        "solved": [0.9, 0.9, 0.9, 0.9],
+        "unknown": [float("nan"), 1.0, 1.0, 1.0],  # NaN is not correct: 0.43 / 0.5 * 4
+    }
+    groups = [
+        Group(
+            name,
+            np.zeros(1, np.int32),
+            [completion([i], r) for i, r in enumerate(values)],
+        )
+        for name, values in rewards.items()
+    ]
+    buffer.record(groups, 1)
+    assert buffer.retired == {"solved"}
+    assert [buffer.bucket(name) for name in ("wide", "narrow", "unknown")] == [3, 1, 3]
+    assert len(buffer) == 3
+    assert [key(c)[0] for c in buffer.completions("narrow")] == [(0,), (1,), (2,)]
+    assert {d.prompt_id for d in buffer.draw(9, 1)} == {"wide", "narrow", "unknown"}
+    # A later group without a success; one alone, which has no spread to compare with.
+    buffer.record([group("wide", 0), group("narrow", 2)], 2)
+    assert [buffer.bucket(name) for name in ("wide", "narrow")] == [0, 3]
+    buffer.record([group("narrow", 2)], 3)
+    assert buffer.bucket("narrow") == 0
+
+
 def test_a_partly_solved_group_enters_its_bucket_with_its_correct_completions():
     buffer = filled(num_prompts=1, correct=2)
     assert len(buffer) == 1

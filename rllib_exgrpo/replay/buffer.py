@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from rllib_exgrpo.buckets import spread_buckets
 from rllib_exgrpo.records import Completion, Group
 from rllib_exgrpo.replay.drawing import Drawing
 from rllib_exgrpo.replay.store import NONE
@@ -16,6 +19,13 @@ class ReplayBuffer(Drawing):
     groups of it are ignored until it is put back by `recheck_share`. A prompt without
     a stored completion is not in the buffer. Completions of a prompt differ in their
     token ids; of two equal ones the first is kept.
+
+    With `bucket_by` "reward_spread", for rewards that are not just 0 or 1 (section
+    5.3), a group with a correct completion puts its prompt in the bucket of its reward
+    spread among the groups recorded with it, see `spread_buckets`. All else stays:
+    correct completions, those whose reward is at least `success_threshold`, are stored;
+    a prompt without any in its latest group is in bucket 0; one with correct ones only
+    retires.
 
     Its arguments are those of `ReplayKnobs`; its contents are in `ReplayContents`; it
     draws as in `Drawing`.
@@ -35,22 +45,32 @@ class ReplayBuffer(Drawing):
         for group in groups:
             self._check(group)
         self._changed()
-        for group in groups:
-            self._record_group(group, iteration)
+        correct = [sum(map(self._is_correct, group.members)) for group in groups]
+        buckets = self._buckets_of(groups, correct)
+        for group, k, bucket in zip(groups, correct, buckets, strict=True):
+            self._record_group(group, k, bucket, iteration)
         self.store.discard(self._evicted)
         self._evicted = []
         self.store.compact()
         self._recheck_until(iteration)
 
-    def _record_group(self, group: Group, iteration: int) -> None:
-        k = sum(map(self._is_correct, group.members))
+    def _buckets_of(
+        self, groups: Sequence[Group], correct: Sequence[int]
+    ) -> Sequence[int]:
+        """Returns the buckets of groups with so many correct completions, not all."""
+        if self.bucket_by == "successes":
+            return correct
+        spreads = [np.nan_to_num(group.rewards_G).std() for group in groups]
+        return spread_buckets(spreads, self.group_size).tolist()
+
+    def _record_group(self, group: Group, k: int, bucket: int, iteration: int) -> None:
         row = self.prompts.row(group.prompt_id)
         if row is not None and self.is_retired(group.prompt_id):
             return
         if k == self.group_size:
             self._retire(group, row, iteration)
         elif k > 0:
-            self._store_successes(group, row, k, iteration)
+            self._store_successes(group, row, bucket, iteration)
         elif row is not None:
             self._touch(row, 0 if self.mark_failed else None, iteration)
 
@@ -62,19 +82,19 @@ class ReplayBuffer(Drawing):
         self._touch(row, self.group_size, iteration)
 
     def _store_successes(
-        self, group: Group, row: int | None, k: int, iteration: int
+        self, group: Group, row: int | None, bucket: int, iteration: int
     ) -> None:
         fresh = [c for c in group.completions if self._is_correct(c) and len(c)]
         if row is None:
             if not fresh:
                 return
-            row = self._add_prompt(group, k, iteration)
+            row = self._add_prompt(group, bucket, iteration)
         for completion in fresh:
             self._saw_version(completion.weights_version)
         rows, counts = self._rows_of(row), self._counts
         counts["next_id"] = self.store.extend(rows, row, fresh, counts["next_id"])
         self._keep(row, rows, self.max_completions_per_prompt)
-        self._touch(row, k, iteration)
+        self._touch(row, bucket, iteration)
 
     def _add_prompt(self, group: Group, bucket: int, iteration: int) -> int:
         source = self.sources.setdefault(group.source, len(self.sources))

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from rllib_exgrpo.buckets import bucket_probabilities
 
+BucketRule: TypeAlias = Literal["successes", "reward_spread"]
 PromptSelection: TypeAlias = Literal["bucket", "uniform"]
 CompletionSelection: TypeAlias = Literal[
     "lowest_entropy", "highest_entropy", "lowest_nll", "highest_nll", "random", "newest"
@@ -23,6 +24,8 @@ class ReplayKnobs:
         seed: of the buffer's own random generator; None takes entropy from the system.
         mu: pass rate that is drawn most often.
         sigma: spread of the draw, in pass-rate units; None means 1 / G.
+        bucket_by: "successes", or "reward_spread" for rewards between 0 and 1; see
+            `ReplayBuffer`.
         prompt_selection: "bucket", or "uniform" over buckets 1 to G-1.
         completion_selection: which candidate of a drawn prompt is replayed, by mean
             entropy or mean negative log-likelihood a token under the current weights,
@@ -51,6 +54,7 @@ class ReplayKnobs:
     seed: int | None = None
     mu: float = 0.5
     sigma: float | None = None
+    bucket_by: BucketRule = "successes"
     prompt_selection: PromptSelection = "bucket"
     completion_selection: CompletionSelection = "lowest_entropy"
     max_completions_per_prompt: int | None = None
@@ -65,6 +69,7 @@ class ReplayKnobs:
     def __post_init__(self) -> None:
         """Checks the values."""
         bucket_probabilities(self.group_size, self.mu, self.sigma)  # checks the three
+        self._check_choice("bucket_by", BucketRule)
         self._check_choice("prompt_selection", PromptSelection)
         self._check_choice("completion_selection", CompletionSelection)
         self._check_least("max_completions_per_prompt", 1)
