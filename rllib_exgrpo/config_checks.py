@@ -23,6 +23,7 @@ _CHOICES = {
     "long_prompts": ("error", "drop", "truncate_left"),
     "special_token_text": ("split", "keep", "drop", "error"),
     "prompt_overlap": ("warn", "error", "ignore"),
+    "weight_transfer": ("object_store", "nccl", "ipc"),
     "zero_stage": (None, 0, 1, 2, 3),
 }
 
@@ -74,6 +75,7 @@ _ENGINE_SETTINGS = {
     "trust_remote_code": "`trust_remote_code` of `language_model()` sets it",
     "hf_overrides": "`model_config_overrides` sets it",
     "max_model_len": "`max_prompt_tokens` and `max_completion_tokens` set it",
+    "weight_transfer_config": "`weight_transfer` sets it",
     "seed": "`debugging(seed=...)` sets it, and each call has a seed of its own",
     "disable_log_stats": "`env_runners/tokens_per_second` tells the speed",
     "logprobs_mode": "the learner needs the log-probs of the sampling distribution",

@@ -149,6 +149,7 @@ class ExGRPOConfig(AlgorithmConfig):
         self.gpu_memory_utilization = 0.8
         self.tensor_parallel_size = 1
         self.engine_sleeps = False
+        self.weight_transfer = "object_store"
         self.engine_kwargs: dict[str, Any] = {}
 
         # Learners.
@@ -366,6 +367,7 @@ class ExGRPOConfig(AlgorithmConfig):
         gpu_memory_utilization: float = NotProvided,
         tensor_parallel_size: int = NotProvided,
         engine_sleeps: bool = NotProvided,
+        weight_transfer: str = NotProvided,
         engine_kwargs: dict[str, Any] = NotProvided,
     ) -> Self:
         """Sets the vLLM engine that each env runner hosts.
@@ -378,6 +380,9 @@ class ExGRPOConfig(AlgorithmConfig):
             tensor_parallel_size: GPUs of one engine.
             engine_sleeps: give the engine's memory to the learner during an update, for
                 an engine and a learner in one process on one GPU.
+            weight_transfer: how weights get from the learners to the engines:
+                "object_store" (Ray's, by way of the CPU), or vLLM's own "nccl", or
+                "ipc" for engines that share each learner's GPU in another process.
             engine_kwargs: further arguments of `vllm.LLM`; they win. Those that other
                 knobs set, or that change what a log-prob means, are refused.
         """
@@ -668,7 +673,7 @@ class ExGRPOConfig(AlgorithmConfig):
     def resolved_engine_kwargs(self) -> dict[str, Any]:
         """Returns the arguments of `vllm.LLM` that depend on the hardware."""
         if self.num_gpus_per_env_runner > 0:
-            sized = {
+            sized: dict[str, Any] = {
                 "gpu_memory_utilization": self.gpu_memory_utilization,
                 "tensor_parallel_size": self.tensor_parallel_size,
                 "enable_sleep_mode": self.engine_sleeps,
@@ -679,6 +684,8 @@ class ExGRPOConfig(AlgorithmConfig):
                 "kv_cache_memory_bytes": self.kv_cache_bytes,
                 "enforce_eager": True,
             }
+        if self.weight_transfer != "object_store":
+            sized["weight_transfer_config"] = {"backend": self.weight_transfer}
         return {**sized, **self.engine_kwargs}
 
     @property

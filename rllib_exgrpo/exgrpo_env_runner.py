@@ -317,6 +317,14 @@ class ExGRPOEnvRunner(EnvRunner, Checkpointable):
             sampler.load_weights(self._pending_weights)
             self._pending_weights = None
 
+    def transfer(self, step: str, *arguments: Any) -> None:
+        """Has the engine take a step of vLLM's own weight transfer."""
+        self.sampler.transfer(step, *arguments)
+
+    def set_weights_version(self, version: int) -> None:
+        """Notes which weights the engine has got by its own transfer."""
+        self._weights_version = version
+
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns what rebuilds this runner."""

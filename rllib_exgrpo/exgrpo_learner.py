@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import ray
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from rllib_exgrpo.exgrpo_rl_module import ExGRPORLModule
 from rllib_exgrpo.loss_metrics import UpdateTotals, summarize
 from rllib_exgrpo.objective import Objective, accumulate_gradients, score_tokens
 from rllib_exgrpo.policy import TokenScores
+from rllib_exgrpo.sampler import open_weight_sender
 from rllib_exgrpo.training_engine import TorchEngine, TrainingEngine, UpdateRules
+from rllib_exgrpo.weight_transfer import EngineClient, WeightSource, free_port
 
 ClipRange = float | tuple[float, float] | None
 
@@ -32,6 +35,7 @@ class ExGRPOLearner(TorchLearner):
     """
 
     engine: TrainingEngine
+    _weight_sender: Any = None
     _weights_seq_no: int
     _replayed_rows: NDArray[np.float64]
 
@@ -90,6 +94,7 @@ class ExGRPOLearner(TorchLearner):
     @override(Learner)
     def shutdown(self) -> None:
         """Releases process groups."""
+        self.close_weight_transfer()
         self.engine.close()
 
     # --- updating
@@ -296,6 +301,45 @@ class ExGRPOLearner(TorchLearner):
             ends_B = np.cumsum(rows.lengths_B)
             logp_B += np.split(logp.cpu().numpy(), ends_B)[: len(rows)]
         return logp_B
+
+    # --- weights for the engines
+
+    def open_weight_transfer(
+        self, backend: str, env_runners: Sequence[Any], workers_per_engine: int
+    ) -> None:
+        """Connects with the engines by vLLM's own weight transfer. Collective.
+
+        Args:
+            backend: "nccl" or "ipc".
+            env_runners: the actors that host the engines.
+            workers_per_engine: GPUs of an engine.
+        """
+        self.close_weight_transfer()
+
+        def call(step: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+            pairs = zip(env_runners, arguments, strict=True)
+            ray.get([runner.transfer.remote(step, *own) for runner, own in pairs])
+
+        self._weight_sender = open_weight_sender(
+            backend,
+            rank=dist.get_rank() if self.distributed else 0,
+            address=ray.util.get_node_ip_address(),
+            port=free_port(),
+            num_workers=len(env_runners) * workers_per_engine,
+            source=WeightSource(self.lm_module),
+            client=EngineClient(call, len(env_runners), workers_per_engine),
+        )
+
+    def send_weights(self) -> int:
+        """Sends the weights to the engines and returns their version. Collective."""
+        self._weight_sender.send_weights()
+        return self._weights_seq_no
+
+    def close_weight_transfer(self) -> None:
+        """Leaves the group that weights are sent in."""
+        if self._weight_sender is not None:
+            self._weight_sender.shutdown()
+            self._weight_sender = None
 
     # --- state
 

@@ -108,6 +108,23 @@ class ExGRPOLearnerGroup(LearnerGroup):
                 logp_B[row] = logp_T
         return np.concatenate([np.zeros(0, np.float32), *logp_B])
 
+    def open_weight_transfer(
+        self, backend: str, env_runners: Sequence[Any], workers_per_engine: int
+    ) -> None:
+        """Connects all learners with the engines of these actors."""
+        self._call_all(
+            "open_weight_transfer",
+            {
+                "backend": backend,
+                "env_runners": env_runners,
+                "workers_per_engine": workers_per_engine,
+            },
+        )
+
+    def send_weights(self) -> int:
+        """Sends the weights to the connected engines and returns their version."""
+        return int(self._call_all("send_weights", {})[0])
+
     def _on_shards(
         self, method: str, rows: Rows
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:

@@ -7,20 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import (
-    COMPONENT_LEARNER,
-    COMPONENT_RL_MODULE,
-)
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
     EVALUATION_RESULTS,
-    WEIGHTS_SEQ_NO,
 )
 from ray.tune.result import DONE
 
@@ -36,6 +30,7 @@ from rllib_exgrpo.exgrpo_evaluation import (
 )
 from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
+from rllib_exgrpo.exgrpo_weight_sync import WeightSync
 from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
 from rllib_exgrpo.policy import build_empty, tokenizer_hash
 from rllib_exgrpo.prompt_book import PromptBook
@@ -96,6 +91,9 @@ class ExGRPOLifecycle(Algorithm):
         super().setup(config)
         self.evaluator = Evaluator(config, self._folder(FOLDER))
         write_versions(self._folder())
+        self._weight_sync = WeightSync(
+            self.learner_group, self.env_runner_group, config
+        )
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
         self._audit = Audit(self._folder(AUDIT_FOLDER))
@@ -140,25 +138,8 @@ class ExGRPOLifecycle(Algorithm):
     def _push_weights(
         self, group: EnvRunnerGroup, runner_ids: list[int] | None = None
     ) -> None:
-        """Brings the learners' weights to env runners and waits until they are there.
-
-        RLlib's own `sync_weights` drops a push while another is under way and only
-        logs errors; a rollout with old weights would then go unnoticed.
-        """
-        state = self.learner_group.get_state(
-            components=COMPONENT_LEARNER + "/" + COMPONENT_RL_MODULE,
-            inference_only=True,
-        )[COMPONENT_LEARNER]
-        self._weights_version = state[WEIGHTS_SEQ_NO]
-        if group.local_env_runner is not None:
-            group.local_env_runner.set_state(state)
-        if group.num_remote_env_runners() > 0:
-            group.foreach_env_runner(
-                "set_state",
-                kwargs={"state": ray.put(state)},
-                local_env_runner=False,
-                remote_worker_ids=runner_ids,
-            )
+        """Brings the learners' weights to env runners, see `WeightSync`."""
+        self._weights_version = self._weight_sync.push(group, runner_ids)
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:

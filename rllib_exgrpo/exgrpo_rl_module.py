@@ -1,6 +1,6 @@
 """The language model as an RLlib module."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from ray.rllib.utils.annotations import override
 from rllib_exgrpo.lora import merged, own_parameters
 from rllib_exgrpo.policy import LanguagePolicy
 from rllib_exgrpo.training_engine import TrainingEngine, WholeParameters
+from rllib_exgrpo.weight_transfer import WeightMetadata
 
 
 class ExGRPORLModule(TorchRLModule):
@@ -55,24 +56,42 @@ class ExGRPORLModule(TorchRLModule):
                 and adapters stand beside the weights.
             kwargs: of RLlib, unused.
         """
-        model, state = self.policy.model, {}
         if inference_only:
-            dtype = getattr(torch, self.model_config["dtype"])
-            for name, tensor, layer in own_parameters(model):
-                value = self._merged(tensor, layer)
-                state[name] = value.to(dtype) if value.is_floating_point() else value
+            values = self.inference_weights()
         else:
-            for name, tensor in model.state_dict(keep_vars=True).items():
-                state[name] = self._on_cpu(self.engine.read(tensor))
+            own = self.policy.model.state_dict(keep_vars=True)
+            values = ((name, self.engine.read(tensor)) for name, tensor in own.items())
+        state = {name: self._on_cpu(value) for name, value in values}
         return state if self.engine.is_first else {}
 
     @torch.no_grad()
-    def _merged(self, tensor: torch.Tensor, layer: Any) -> torch.Tensor:
-        """Returns a weight with its adapters added, on the CPU."""
-        weight = self.engine.read(tensor)
-        adapters = () if layer is None else tuple(layer.parameters())
-        with self.engine.whole(adapters):
-            return self._on_cpu(merged(weight, layer))
+    def inference_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the weights that the engine takes, one at a time, where they are.
+
+        They are in `model_dtype`, with LoRA adapters merged. A collective call.
+        """
+        for name, tensor, layer in own_parameters(self.policy.model):
+            weight = self.engine.read(tensor)
+            adapters = () if layer is None else tuple(layer.parameters())
+            with self.engine.whole(adapters):
+                value = merged(weight, layer)
+            yield name, value.to(self._dtype_of(value))
+
+    def inference_metadata(self) -> list[WeightMetadata]:
+        """Describes what `inference_weights` yields, without gathering anything."""
+        return [
+            WeightMetadata(
+                name,
+                self._dtype_of(tensor),
+                # A parameter that ZeRO-3 has partitioned is empty, but knows its shape.
+                tuple(getattr(tensor, "ds_shape", tensor.shape)),
+            )
+            for name, tensor, _ in own_parameters(self.policy.model)
+        ]
+
+    def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        dtype = getattr(torch, self.model_config["dtype"])
+        return dtype if tensor.is_floating_point() else tensor.dtype
 
     def _on_cpu(self, value: torch.Tensor) -> torch.Tensor:
         """Copies a weight; where it would not be kept, returns an empty tensor."""

@@ -34,6 +34,7 @@ def learner_faults(config: Any) -> Iterator[Fault]:
         _lr_faults(config.lr),
         _deepspeed_faults(config),
         _placement_faults(config),
+        _transfer_faults(config),
     )
 
 
@@ -97,6 +98,24 @@ def _placement_faults(config: Any) -> Iterator[Fault]:
             f"engine and learner share a GPU in one process only, but `num_env_runners`"
             f"={config.num_env_runners} and `num_learners`={config.num_learners}: set "
             "both to 0, or leave it off",
+        )
+
+
+def _transfer_faults(config: Any) -> Iterator[Fault]:
+    if config.weight_transfer == "object_store":
+        return
+    for knob in ("num_env_runners", "num_learners"):
+        if not getattr(config, knob):
+            yield Fault(
+                "weight_transfer",
+                f"it connects processes, but `{knob}` is 0: set it to 1 or more, or "
+                "take 'object_store'",
+            )
+    if not (config.num_gpus_per_env_runner and config.num_gpus_per_learner):
+        yield Fault(
+            "weight_transfer",
+            "it needs GPUs: set `num_gpus_per_env_runner` and `num_gpus_per_learner`, "
+            "or take 'object_store'",
         )
 
 

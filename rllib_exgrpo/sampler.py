@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rllib_exgrpo.policy import resolve_model, stop_token_ids
 from rllib_exgrpo.records import PromptId
+from rllib_exgrpo.weight_transfer import EngineClient, WeightSource
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,20 @@ class VLLMSampler:
         self._wake("kv_cache")
         self._is_asleep = False
 
+    def transfer(self, step: str, *arguments: Any) -> None:
+        """Takes a step of vLLM's own weight transfer.
+
+        Args:
+            step: name of the method of vLLM's workers, see `weight_transfer`.
+            arguments: for it.
+        """
+        if step == "start_weight_update":
+            self._wake("weights")
+        self._llm.collective_rpc(step, args=arguments)
+        if step == "finish_weight_update":
+            self._wake("kv_cache")
+            self._is_asleep = False
+
     def sleep(self) -> None:
         """Gives the memory of weights and cache back, until `load_weights`."""
         self._llm.sleep(level=2)
@@ -190,6 +205,44 @@ class VLLMSampler:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
+
+
+def open_weight_sender(
+    backend: str,
+    *,
+    rank: int,
+    address: str,
+    port: int,
+    num_workers: int,
+    source: WeightSource,
+    client: EngineClient,
+) -> Any:
+    """Connects a learner with the engines by vLLM's own weight transfer.
+
+    Args:
+        backend: "nccl" or "ipc".
+        rank: of this learner; all learners call it, the first one sends.
+        address: of this machine.
+        port: a free one.
+        num_workers: GPUs of all engines together.
+        source: of the weights.
+        client: reaches the engines.
+
+    Returns:
+        An object with `send_weights()`, which all learners call, and `shutdown()`.
+    """
+    _import_vllm()
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    if backend == "nccl":
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        info = NCCLTrainerInitInfo(address, port, 1 + num_workers, rank=rank)
+    else:
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        info = IPCTrainerInitInfo(rank=rank)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
 def check_log_probs(

@@ -17,6 +17,7 @@ NAMES = [
     "exgrpo_qwen2.5_math_7b",
     "exgrpo_reasoning_gym_cpu",
     "exgrpo_smollm2_cpu",
+    "exgrpo_verifiers_cpu",
     "on_policy_arithmetic_cpu",
 ]
 SWEEPS = ["sweep_asha", "sweep_pbt", "sweep_replay_ratio"]
@@ -66,9 +67,16 @@ def test_examples_without_files_open(name):
     load(name).checked()
 
 
-def test_the_reasoning_gym_example_opens():
-    pytest.importorskip("reasoning_gym")
-    load("exgrpo_reasoning_gym_cpu").checked()
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("reasoning_gym", "exgrpo_reasoning_gym_cpu"),
+        ("verifiers.v1", "exgrpo_verifiers_cpu"),
+    ],
+)
+def test_an_example_with_an_optional_package_opens(package, name):
+    pytest.importorskip(package)
+    load(name).checked()
 
 
 def test_the_competition_example_opens(shared_dir, monkeypatch):
