@@ -132,7 +132,9 @@ def test_prompts_are_handed_over_as_soon_as_all_their_completions_are_there(mode
 
 
 @pytest.mark.slow
-def test_a_tensor_parallel_engine_samples_like_the_learner():
+def test_a_tensor_parallel_engine_samples_like_the_learner(monkeypatch):
+    # By itself vLLM wants a memory node for each worker.
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     path = resolve_model("tiny-arithmetic")
     parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     sampler = make_sampler(path, parallel)
