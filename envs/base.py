@@ -277,8 +277,8 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> No
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {known}."
-            raise ValueError(f"`{name}` is no {what}; {hint}")
+            hint = f"did you mean `{near[0]}`? " if near else ""
+            raise ValueError(f"`{name}` is no {what}; {hint}There are {known}.")
 
 
 def _as_verdict(result: float | Verdict) -> Verdict:

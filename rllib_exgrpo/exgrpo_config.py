@@ -48,6 +48,7 @@ _WITHOUT_EFFECT = {
 """Settings of RLlib that this algorithm does not read, and what to do instead."""
 
 _OTHER_NAMES = {
+    "model": "model_name_or_path",
     "learning_rate": "lr",
     "max_grad_norm": "grad_clip",
     "num_generations": "group_size",
@@ -542,7 +543,9 @@ class ExGRPOConfig(AlgorithmConfig):
             is_tunes_own = key.startswith("__")
             is_method = inspect.isfunction(getattr(type(self), name, None))
             is_setting = hasattr(self, name) and not is_method
-            if not (is_tunes_own or name in special or is_setting):
+            # RLlib's `model` is a dict, which nobody means who gives a name or a path.
+            is_path = key == "model" and isinstance(settings[key], str)
+            if is_path or not (is_tunes_own or name in special or is_setting):
                 self._refuse_name(key)
         return super().update_from_dict(settings)
 

@@ -163,14 +163,20 @@ def test_a_parquet_of_completions_with_other_columns(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.jsonl", '{"gold": "1"}\n', "no 'completion'; it has ['gold']"),
-        ("a.jsonl", '{"gold"\n', "line 1 is not JSON"),
+        (
+            "a.jsonl",
+            '{"gold": "1", "completion": "1"}\n{"gold": "1"}\n',
+            "row 2 has no 'completion'; it has ['gold']",
+        ),
+        ("a.jsonl", '{"gold"\n', "line 1 is not JSON: Expecting ':'"),
         ("a.jsonl", "[1]\n", "line 1 is no JSON object"),
         ("a.txt", "", ".jsonl or a .parquet"),
     ],
 )
 def test_files_that_cannot_be_judged_are_told(tmp_path, capsys, name, text, words):
     (tmp_path / name).write_text(text)
-    assert words in refusal(capsys, "verify", tmp_path / name)
+    output = ("--output", tmp_path / "out.jsonl")
+    assert words in refusal(capsys, "verify", tmp_path / name, *output)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
     missing = refusal(capsys, "verify", tmp_path / "none.jsonl")
     assert "none.jsonl" in missing and "no such file" in missing

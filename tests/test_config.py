@@ -187,6 +187,8 @@ def test_unknown_settings_in_a_dict_are_refused_with_the_nearest_name():
             ExGRPOConfig().update_from_dict({other: 1})
         with pytest.raises(ValueError, match=f"did you mean `{own}`"):
             ExGRPOConfig().training(**{other: 1})
+    with pytest.raises(ValueError, match="did you mean `model_name_or_path`"):
+        ExGRPOConfig().update_from_dict({"model": "Qwen/Qwen2.5-Math-1.5B"})
     config = ExGRPOConfig().update_from_dict({"replay_ratio": 0.25, "lr": 1e-5})
     assert (config.replay_ratio, config.lr) == (0.25, 1e-5)
 

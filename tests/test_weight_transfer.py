@@ -93,9 +93,9 @@ def store_config(env_runners, learners, zero_stage):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env_runners", "learners", "zero_stage"),
-    [(1, 1, None), pytest.param(2, 2, 3, marks=pytest.mark.slow)],
+    ("env_runners", "learners", "zero_stage"), [(1, 1, None), (2, 2, 3)]
 )
 def test_engines_sample_with_the_weights_that_were_sent(
     ray_session, monkeypatch, env_runners, learners, zero_stage

@@ -58,11 +58,14 @@ def score(
     Raises:
         ValueError: if a row lacks the gold answer or the completion.
     """
-    while part := list(islice(rows, _ROWS_AT_A_TIME)):
-        golds = [_dig(row, columns.gold) for row in part]
-        completions = [_dig(row, columns.completion) for row in part]
+    numbered = enumerate(rows, 1)
+    while part := list(islice(numbered, _ROWS_AT_A_TIME)):
+        golds = [_required(row, columns.gold, number) for number, row in part]
+        completions = [
+            _required(row, columns.completion, number) for number, row in part
+        ]
         verdicts = pool.verify_many(golds, completions)
-        yield from zip(part, verdicts, strict=True)
+        yield from zip([row for _, row in part], verdicts, strict=True)
 
 
 @dataclass
@@ -161,33 +164,44 @@ def written_whole(path: str | None) -> Iterator[TextIO | None]:
         yield None
         return
     partial = Path(f"{path}.partial")
-    with partial.open("w") as file:
-        yield file
-    os.replace(partial, path)
+    try:
+        with partial.open("w") as file:
+            yield file
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _parse(line: str, number: int) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {number} is not JSON: {error}") from error
+        raise ValueError(
+            f"line {number} is not JSON: {error.msg} at character {error.pos + 1}."
+        ) from error
     if not isinstance(row, dict):
         raise ValueError(f"line {number} is no JSON object.")
     return row
 
 
-_REQUIRED = object()
+_MISSING = object()
 
 
-def _dig(row: Row, dotted: str, default: Any = _REQUIRED) -> Any:
+def _required(row: Row, dotted: str, number: int) -> Any:
+    value = _dig(row, dotted, _MISSING)
+    if value is _MISSING:
+        raise ValueError(
+            f"row {number} has no {dotted!r}; it has {sorted(row)}. Mend the row, or "
+            "name the column with --gold-column or --completion-column if all rows "
+            "call it something else."
+        )
+    return value
+
+
+def _dig(row: Row, dotted: str, default: Any) -> Any:
     value: Any = row
     for key in [dotted] if dotted in row else dotted.split("."):
         if not isinstance(value, Mapping) or key not in value:
-            if default is _REQUIRED:
-                raise ValueError(
-                    f"a row has no {dotted!r}; it has {sorted(row)}. Name the column "
-                    "with --gold-column or --completion-column."
-                )
             return default
         value = value[key]
     return value

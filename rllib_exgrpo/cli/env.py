@@ -102,10 +102,14 @@ def _new(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, template(module, class_name), strict=True):
             path.write_text(text)
-    print(f"Wrote {paths[0]} and {paths[1]}. From {folder}:\n")
+    where = "this folder" if folder.samefile(".") else str(folder)
+    print(f"Wrote {paths[0]} and {paths[1]}. From {where}:\n")
     print(f"    rllib env check {module}:{class_name}")
     print(f"    python -m pytest test_{module}.py")
-    print(f"    rllib train --algo ExGRPO --env {module}:{class_name} ...")
+    print(
+        f"    rllib train --algo ExGRPO --env {module}:{class_name} "
+        """--stop '{"training_iteration": 2}'"""
+    )
     return 0
 
 
