@@ -28,9 +28,6 @@ class Save:
         folder: where to.
         last: the manifest of the save to build on; None saves everything.
         dead_written: file number -> how many of its dead are in the usage log.
-
-    Attributes:
-        bytes_written: so far.
     """
 
     def __init__(
@@ -40,7 +37,6 @@ class Save:
         last: Manifest | None,
         dead_written: dict[int, int],
     ) -> None:
-        self.bytes_written = 0
         self._prompts, self._store = buffer.prompts, buffer.store
         self._sources = pa.array(list(buffer.sources), pa.string())
         self._environment = buffer.metadata.get("environment", "")
@@ -53,12 +49,20 @@ class Save:
         self._live = self._store.table.live_rows()
         self._live_prompts = self._prompts.table.live_rows()
         self._written: list[tuple[int, NDArray[np.int64]]] = []
+        self._new: list[Entry] = []
+
+    @property
+    def bytes_written(self) -> int:
+        """Size of the files that this save has written."""
+        return sum(entry["bytes"] for entry in self._new)
 
     def run(self) -> Manifest:
         """Writes the files and returns what the manifest says of them."""
-        self._write_completions()
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            prompts = pool.submit(self._write_prompts)
+            self._write_completions(pool)
+            prompts.result()
         self._write_usage()
-        self._write_prompts()
         return {"files": self._files, "next_file": self._next_file}
 
     def mark_saved(self) -> None:
@@ -75,7 +79,7 @@ class Save:
 
     # Completions.
 
-    def _write_completions(self) -> None:
+    def _write_completions(self, pool: ThreadPoolExecutor) -> None:
         saved_in = self._store.table["saved_in"][self._live]
         lengths = self._store.table["length"][self._live]
         tokens_in = np.bincount(saved_in + 1, lengths, minlength=self._next_file + 1)
@@ -83,10 +87,9 @@ class Save:
         wanted = np.zeros(int(self._live.max(initial=-1)) + 1, bool)
         wanted[self._live[np.isin(saved_in, [NONE, *stale])]] = True
         kept = [e for e in self._files["completions"] if e["number"] not in stale]
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            parts = self._parts(wanted)
-            new = list(pool.map(lambda p: self._write_part(p[0], p[1], wanted), parts))
-        self.bytes_written += sum(entry["bytes"] for entry in new)
+        parts = self._parts(wanted)
+        new = list(pool.map(lambda p: self._write_part(p[0], p[1], wanted), parts))
+        self._new += new
         self._files["completions"] = kept + new
 
     def _stale_files(self, tokens_in: NDArray) -> list[int]:
@@ -206,7 +209,7 @@ class Save:
         if table.num_rows:
             entry = self._folder.write_parquet(kind, [table])
             self._files[kind].append(entry)
-            self.bytes_written += entry["bytes"]
+            self._new.append(entry)
 
     def _id_texts(self, prompts: NDArray[np.int64]) -> pa.Array:
         return encode_ids(self._prompts.ids(prompts))
