@@ -31,9 +31,9 @@ class MathEnv(PooledEnv, TableEnv):
         unusable = prepare_gold(problem.answer) is None
         return super().fault(problem) or unusable * "empty or unusable gold answer"
 
-    def build_pool(self, *limits: Any) -> MathVerifierPool:
+    def build_pool(self, **limits: Any) -> MathVerifierPool:
         """Builds processes that run math-verify."""
-        return MathVerifierPool(*limits)
+        return MathVerifierPool(**limits)
 
     def submit(self, completion: str, problem: Problem) -> Future[Verdict]:
         """Starts judging the last box against the gold answer."""

@@ -30,11 +30,11 @@ class PooledEnv(VerifiableTextEnv):
     }
 
     @abstractmethod
-    def build_pool(self, *limits: Any) -> VerifierPool:
+    def build_pool(self, **limits: Any) -> VerifierPool:
         """Builds the worker processes.
 
         Args:
-            limits: number of workers, time limit, memory limit, as the pool takes them.
+            limits: `num_workers`, `time_limit_s` and `memory_limit_bytes` of the pool.
         """
 
     @abstractmethod
@@ -63,9 +63,9 @@ class PooledEnv(VerifiableTextEnv):
     def pool(self) -> VerifierPool:
         """The worker processes, started when first used."""
         return self.build_pool(
-            self.config["verifier_workers"],
-            self.config["verifier_time_limit_s"],
-            self.config["verifier_memory_limit_bytes"],
+            num_workers=self.config["verifier_workers"],
+            time_limit_s=self.config["verifier_time_limit_s"],
+            memory_limit_bytes=self.config["verifier_memory_limit_bytes"],
         )
 
     def close(self) -> None:

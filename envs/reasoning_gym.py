@@ -56,15 +56,9 @@ class ReasoningGymEnv(PooledEnv, GeneratedEnv):
         prompt = question + self.config["instruction"]
         return question, Problem(f"{task}/{index}", prompt, answer, task)
 
-    def build_pool(self, *limits: Any) -> VerifierPool:
+    def build_pool(self, **limits: Any) -> VerifierPool:
         """Builds processes that run the task's scorer."""
-        workers, time_limit_s, memory_limit_bytes = limits
-        return VerifierPool(
-            workers,
-            time_limit_s,
-            memory_limit_bytes,
-            verifier="reasoning_gym:score",
-        )
+        return VerifierPool(**limits, verifier="reasoning_gym:score")
 
     def submit(self, completion: str, problem: Problem) -> Future[Verdict]:
         """Asks the task's scorer."""

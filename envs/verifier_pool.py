@@ -8,19 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .verdict import Reason, Verdict
 
 _WORKER_FILE = Path(__file__).with_name("verifier_worker.py")
-_NUM_LATENCIES = 10_000
 _START_SECONDS = 120.0  # importing SymPy takes seconds, on a loaded machine more
 _STOP_SECONDS = 5.0
 _LESSON_SECONDS = (0.01, 0.2)
@@ -66,9 +62,6 @@ class VerifierPool:
         self._threads = ThreadPoolExecutor(num_workers, "verifier")
         self._nursery = _Nursery(verifier)
         self._own = threading.local()
-        self._lock = threading.Lock()
-        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
-        self._reasons: Counter[str] = Counter()
 
     def submit(self, *task: Any) -> Future[Verdict]:
         """Starts judging one answer; for grading while others are still generated.
@@ -85,17 +78,6 @@ class VerifierPool:
         pairs = zip(golds, completions, strict=True)
         futures = [self.submit(gold, completion) for gold, completion in pairs]
         return [future.result() for future in futures]
-
-    def stats(self) -> dict[str, float]:
-        """Returns counts by reason, and latencies of the latest answers in seconds."""
-        with self._lock:
-            latencies, reasons = list(self._latencies), dict(self._reasons)
-        p50, p99 = (
-            np.quantile(latencies, [0.5, 0.99], method="higher")
-            if latencies
-            else (0.0, 0.0)
-        )
-        return {**reasons, "latency_p50_s": float(p50), "latency_p99_s": float(p99)}
 
     def close(self) -> None:
         """Ends all processes; answers not yet started are given up."""
@@ -124,9 +106,6 @@ class VerifierPool:
         if is_broken or worker.num_answers >= answers_per_worker:
             self._own.worker = None
             worker.kill()
-        with self._lock:
-            self._latencies.append(verdict.seconds)
-            self._reasons[str(verdict.reason)] += 1
         return verdict
 
 

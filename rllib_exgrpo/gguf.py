@@ -1,7 +1,7 @@
 """Turns a GGUF file into a model folder: `python -m rllib_exgrpo.gguf FILE DIR`.
 
 Quantised weights are written out in float32: the engine and the learner take plain
-checkpoints only. Needs `pip install gguf accelerate`.
+checkpoints only. Needs the extra `gguf`.
 """
 
 import argparse

@@ -50,7 +50,7 @@ _ENV_RUNNERS = {
     "verifier_latency_p99_s": Metric("s", "99th percentile of that time"),
     "verdict_*_fraction": Metric("share", "completions with this verdict"),
     "num_timeouts_*": Metric(
-        "completions", "whose verification ran out of time, by source, of this step's"
+        "completions", "of this source that had no verdict in time, if the step had any"
     ),
     "num_env_steps_sampled": Metric("completions", "sampled in the step"),
     "num_env_steps_sampled_lifetime": Metric("completions", "sampled so far"),

@@ -94,7 +94,8 @@ def _verifier_latency(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _timeouts_by_source(groups: Sequence[Group]) -> dict[str, float]:
-    counts = Counter({group.source: 0 for group in groups if group.source})
+    counts: Counter[str] = Counter()
     for group in groups:
-        counts[group.source] += group.reasons.count("timeout")
-    return {f"num_timeouts_{name}": float(n) for name, n in counts.items() if name}
+        if group.source:
+            counts[group.source] += group.reasons.count("timeout")
+    return {f"num_timeouts_{name}": float(count) for name, count in counts.items()}

@@ -64,7 +64,6 @@ def test_reads_the_verl_form(write, make):
     env.reset(options={"prompt_id": second.prompt_id})
     assert env.step(r"\boxed{-\sin(-x)}")[1] == 1.0
     assert env.self_check() == []
-    assert env.pool.stats()["ok"] == 3  # the cosine, the sine, the gold answer
 
 
 def test_ids_survive_reordering_and_equal_rows_are_one_problem(write, make, caplog):
@@ -143,7 +142,6 @@ def test_timeout_is_unknown_never_correct(write, make):
     (verdict,) = env.verify_many([r"\boxed{x+9^{9^{9^{\sqrt{81}}}}}"], [problem])
     assert verdict.reason == "timeout" and not verdict.reward >= 1.0
     assert env.reward(verdict) == 0.0
-    assert env.pool.stats()["timeout"] == 1
 
 
 def test_pickles_after_use(write, make):

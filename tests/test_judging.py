@@ -34,7 +34,7 @@ class EarlyEnv(PooledEnv):
     def load(self):
         return PROBLEMS
 
-    def build_pool(self, *limits):
+    def build_pool(self, **limits):
         return SimpleNamespace(open=[], close=lambda: None)
 
     def submit(self, completion, problem):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rllib_exgrpo.envs.answers import boxed_answer, last_boxed
 from rllib_exgrpo.envs.math_pool import MathVerifierPool
 from rllib_exgrpo.envs.math_verifier import prepare_gold, quick_verdict, verify_math
+from rllib_exgrpo.envs.verifier_pool import VerifierPool
 
 # Each row: the gold answer, answers that equal it, answers that do not.
 POLICY = [
@@ -210,16 +211,22 @@ def test_any_fraction_equals_itself_and_no_neighbour(top, bottom):
     assert reason(f"{top}", f"{top:,}") == "ok"
 
 
-def test_only_what_needs_a_worker_starts_one():
+def test_only_what_needs_a_worker_starts_one(monkeypatch):
+    judged, judge = [], VerifierPool._judge
+    monkeypatch.setattr(
+        VerifierPool,
+        "_judge",
+        lambda self, task: judged.append(task) or judge(self, task),
+    )
     with MathVerifierPool(1) as pool:
         golds, answers = ["7", 0.5, "so 3+4\n#### 1,234"], ["8", r"\frac12", "1234"]
         boxes = [rf"\boxed{{{answer}}}" for answer in answers]
         verdicts = pool.verify_many(golds, boxes)
         assert [v.reason for v in verdicts] == ["wrong", "ok", "ok"]
-        assert "ok" not in pool.stats()  # counts what workers judged
+        assert judged == []
         assert pool.submit("x+1", r"\boxed{1+x}").result().reason == "ok"
         assert pool.submit("2", r"\boxed{x^2-x\cdot x+2}").result().reason == "ok"
-        assert pool.stats()["ok"] == 2
+        assert len(judged) == 2
 
 
 def test_given_cases():

