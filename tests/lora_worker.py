@@ -7,7 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from deepspeed_worker import PARTITION_ALL
-from test_lora import IDS, make_module
+from test_lora import IDS, assert_announced, make_module
 
 from rllib_exgrpo.deepspeed_engine import DeepSpeedEngine
 from rllib_exgrpo.training_engine import TorchEngine, UpdateRules
@@ -37,6 +37,7 @@ def trained_state(stage: int | None) -> dict[str, torch.Tensor]:
         module.engine.backward(-scores.logp.sum(), is_last=True)
         assert module.engine.step().applied
     module.set_state(module.get_state())  # a round trip changes nothing
+    assert_announced(module)
     state = module.get_state(inference_only=True)
     module.engine.close()
     return state

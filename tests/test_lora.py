@@ -67,6 +67,21 @@ def test_adapters_are_trained_and_merged_for_the_engine():
         whole.set_state(module.get_state())
 
 
+def assert_announced(module) -> None:
+    """What a transfer announces is what it sends: names, types and whole shapes."""
+    sent = [(n, w.dtype, tuple(w.shape)) for n, w in module.inference_weights()]
+    assert module.inference_metadata() == sent
+    assert sent
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_is_told_which_weights_will_come(lora, dtype):
+    if lora is not None:
+        pytest.importorskip("peft")
+    assert_announced(make_module(dtype=dtype, lora_config=lora))
+
+
 def test_in_bfloat16_the_adapters_are_float32_and_the_rest_is_not():
     pytest.importorskip("peft")
     module = make_module(dtype="bfloat16")

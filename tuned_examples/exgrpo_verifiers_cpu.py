@@ -7,7 +7,8 @@ its id: `--config '{"env_config": {"taskset": "...", "taskset_config": {}}}'`.
 
 Hardware: 2 CPU cores, 4 GB of memory, no GPU. Time: some minutes.
 
-Expected curve: as that of `exgrpo_arithmetic_cpu`, on easier sums: not measured.
+Expected curve: held-out pass@1 at temperature 1 rose from 47.7 +- 4.4 to 61.7 +- 4.3 %
+in the first 10 steps, which took a minute; the rest was not measured.
 """
 
 import random
