@@ -6,6 +6,7 @@ not whole and is never resumed from.
 """
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from pyarrow.fs import FileSelector, FileSystem
 
 MARKER = "complete.json"
+CONSTRUCTOR_FILE = "class_and_ctor_args.pkl"
+"""RLlib's own; trust a checkpoint as you would trust its code."""
+
 _NAME = re.compile(r"checkpoint_(\d+)")
 
 
@@ -66,3 +70,15 @@ def iteration_of(checkpoint: Path) -> int | None:
     except (FileNotFoundError, json.JSONDecodeError):
         return None
     return int(content["training_iteration"])
+
+
+def config_state(path: str, filesystem: FileSystem) -> dict[str, Any]:
+    """Returns the state of the configuration that wrote a checkpoint.
+
+    Args:
+        path: of its folder.
+        filesystem: that holds it.
+    """
+    with filesystem.open_input_stream(f"{path}/{CONSTRUCTOR_FILE}") as file:
+        (state,), _ = pickle.loads(file.read())["ctor_args_and_kwargs"]
+    return dict(state)

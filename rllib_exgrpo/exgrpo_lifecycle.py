@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyarrow.fs import FileSystem, FileType
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -16,9 +17,10 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
     EVALUATION_RESULTS,
 )
+from ray.tune import Checkpoint
 from ray.tune.result import DONE
 
-from rllib_exgrpo.checkpoints import last_index, mark_complete
+from rllib_exgrpo.checkpoints import config_state, last_index, mark_complete
 from rllib_exgrpo.evaluation.questions import FOLDER
 from rllib_exgrpo.evaluation.sets import UNNAMED, EvaluationSet
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
@@ -29,6 +31,7 @@ from rllib_exgrpo.exgrpo_evaluation import (
     open_prompts,
 )
 from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
+from rllib_exgrpo.exgrpo_resources import check_room
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.exgrpo_weight_sync import WeightSync
 from rllib_exgrpo.gpu_memory import check_shared_gpu, learner_memory
@@ -74,6 +77,8 @@ class ExGRPOLifecycle(Algorithm):
         self._warn_of_few_prompts()
         if config.evaluation_interval:
             check_evaluation_prompts(config, self._training_prompts)
+        # The first bundle is for this process, which is there already.
+        check_room(self.default_resource_request(config).bundles[1:])
         self._is_solved = False
         self._never_overwrite_checkpoints()
         self._has_warned_of_logp_diff = False
@@ -303,11 +308,53 @@ class ExGRPOLifecycle(Algorithm):
         config.replay_buffer_config = knobs
         return (config.get_state(),), {}
 
+    @classmethod
+    @override(Algorithm)
+    def from_checkpoint(
+        cls,
+        path: Any,
+        filesystem: FileSystem | None = None,
+        *,
+        config: ExGRPOConfig | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Returns an algorithm that goes on from a checkpoint.
+
+        Args:
+            path: of its folder.
+            filesystem: that holds it, where the path does not say so.
+            config: settings in place of the stored ones, such as
+                `{"num_env_runners": 0}`; or a whole config.
+            kwargs: RLlib's own.
+        """
+        if isinstance(path, Checkpoint):
+            path, filesystem = path.path, path.filesystem
+        if isinstance(config, Mapping):
+            checkpoint = Folder.at(path, filesystem)
+            state = config_state(checkpoint.path, checkpoint.filesystem)
+            config = ExGRPOConfig.from_state(state).update_from_dict(dict(config))
+        if config is not None:
+            kwargs["config"] = config
+        return super().from_checkpoint(path, filesystem, **kwargs)
+
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, its weights into the engines too."""
         super().restore_from_path(path, *args, **kwargs)
         self._push_weights(self.env_runner_group)
+        if kwargs.get("component") is None and self.config.replay_ratio > 0:
+            self._warn_of_lost_experience(Folder.at(path, kwargs.get("filesystem")))
+
+    def _warn_of_lost_experience(self, checkpoint: Folder) -> None:
+        """Warns of a checkpoint without a buffer; RLlib passes it over in silence."""
+        buffer = checkpoint.file(COMPONENT_REPLAY_BUFFER)
+        if checkpoint.filesystem.get_file_info(buffer).type == FileType.NotFound:
+            logger.warning(
+                "%s holds no replay buffer: the run goes on with the experience it has "
+                "itself, %d completions.",
+                checkpoint.path,
+                self.replay_buffer.num_completions,
+            )
 
 
 def build_replay_buffer(

@@ -14,6 +14,7 @@ from rllib_exgrpo.cli._errors import CommandError
 from rllib_exgrpo.cli._logs import keep_logs, link_logs
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
+from rllib_exgrpo.exgrpo_resources import lacking
 
 
 @contextmanager
@@ -76,12 +77,5 @@ def quieten() -> None:
 
 
 def _check_room(needs: Mapping[str, float]) -> None:
-    there = ray.cluster_resources()
-    for name, amount in needs.items():
-        if amount > there.get(name, 0):
-            raise CommandError(
-                f"the run needs {amount:g} {name}s and there are "
-                f"{there.get(name, 0):g}. Change `num_env_runners`, `num_learners` and "
-                f"their `num_gpus_per_env_runner` and `num_gpus_per_learner`, or set "
-                "RAY_ADDRESS to a cluster that is large enough."
-            )
+    if too_little := lacking(needs, ray.cluster_resources()):
+        raise CommandError(too_little)

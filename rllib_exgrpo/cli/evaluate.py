@@ -119,16 +119,16 @@ def stored_config(checkpoint: Path) -> Any:
     Raises:
         CommandError: if the folder is no checkpoint of ExGRPO.
     """
-    import pickle
+    from pyarrow.fs import LocalFileSystem
 
+    from rllib_exgrpo.checkpoints import CONSTRUCTOR_FILE, config_state
     from rllib_exgrpo.cli._experiment import make_importable
     from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 
-    file = checkpoint / "class_and_ctor_args.pkl"
-    if not file.is_file():
+    if not (checkpoint / CONSTRUCTOR_FILE).is_file():
         raise CommandError(
-            f"{checkpoint} is no checkpoint: it has no {file.name}. Give the folder "
-            "that `rllib train` names at its end, `.../trial/checkpoint_000000`."
+            f"{checkpoint} is no checkpoint: it has no {CONSTRUCTOR_FILE}. Give the "
+            "folder that `rllib train` names at its end, `.../trial/checkpoint_000000`."
         )
     # An environment of the user's own is found from the folder of the command, as
     # `rllib train` found it.
@@ -137,8 +137,7 @@ def stored_config(checkpoint: Path) -> Any:
         f"{checkpoint} cannot be read (if a module is missing, run this command in the "
         "folder of the experiment file that trained it)"
     ):
-        # RLlib's own format: trust the checkpoint as you would trust its code.
-        (state,), _ = pickle.loads(file.read_bytes())["ctor_args_and_kwargs"]
+        state = config_state(str(checkpoint), LocalFileSystem())
         config = ExGRPOConfig.from_state(state)
     if not isinstance(config, ExGRPOConfig):
         raise CommandError(f"{checkpoint} holds a {type(config).__name__}.")
