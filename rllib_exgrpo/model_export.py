@@ -77,7 +77,7 @@ def export_model(
     """
     name = model["name_or_path"]
     tokenizer = load_tokenizer(name, trust_remote_code=model["trust_remote_code"])
-    with _written_at_once(Path(folder), overwrite) as part:
+    with written_at_once(Path(folder), overwrite) as part:
         adapters = None if merge_lora else model["lora_config"]
         if adapters is None:
             _save_whole(weights, part, model)
@@ -129,8 +129,12 @@ def _save_generation_config(name: str, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _written_at_once(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to write to, which then takes the place of `folder`."""
+def written_at_once(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields a folder to write to, which then takes the place of `folder`.
+
+    Raises:
+        FileExistsError: if there is something in `folder` and `overwrite` is off.
+    """
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise FileExistsError(
             f"{folder} is not empty. Give another folder, or --overwrite to replace "

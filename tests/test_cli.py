@@ -295,6 +295,9 @@ def test_a_terminal_shows_one_table_below_the_evaluations(monkeypatch):
     assert "held-out    pass@1 50.0 % after 2 steps" in lines
     assert "replay      rho 0.50, 7 prompts in the buffer, 1 retired" in lines
     assert len(lines) == 11
+    display.on_experiment_end([])
+    assert not any("this step" in line for line in terminal.screen)
+    assert len(terminal.screen) == 10
 
 
 def test_a_resumed_run_goes_on_in_the_table_and_messages_stay_above(monkeypatch):
@@ -322,8 +325,8 @@ def test_what_is_no_terminal_gets_a_line_a_step():
         display.on_trial_result(i, [], None, step(i, 2.0 * i))
         display.on_step_end(i, [])
     assert "\x1b" not in stream.getvalue()
-    # A legend of four lines between two empty ones, the header, and two steps.
-    assert len(stream.getvalue().splitlines()) == 9
+    # A legend of five lines between two empty ones, the header, and two steps.
+    assert len(stream.getvalue().splitlines()) == 10
 
 
 def test_logs_are_linked_at_once_and_kept_at_the_end(tmp_path):

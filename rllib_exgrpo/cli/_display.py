@@ -94,6 +94,10 @@ class Display(tune.Callback):
         if messages or time.monotonic() - self._last_drawn > _REDRAW_EVERY_S:
             self._draw()
 
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        """Draws the table a last time, without a step under way."""
+        self._draw(is_over=True)
+
     def say(self, text: str) -> None:
         """Has a message printed at the next event; a signal handler may call it."""
         self._messages.append(text)
@@ -106,8 +110,8 @@ class Display(tune.Callback):
         else:
             self._table.print_above(lines)
 
-    def _draw(self) -> None:
+    def _draw(self, *, is_over: bool = False) -> None:
         self._last_drawn = time.monotonic()
         if self._table is not None:
-            since = self._last_drawn - self._last_step
+            since = None if is_over else self._last_drawn - self._last_step
             self._table.show(self._progress.table(self._latest, since))

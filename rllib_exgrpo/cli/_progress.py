@@ -13,7 +13,8 @@ LEGEND = """\
 pass rate: right share of the step's fresh completions.  held-out: pass@1 on the
 evaluation problems, ± standard error.  rho: replayed share of the step's prompts.
 buffer, retired: prompts with stored successes, prompts solved for good.  rollout,
-update: seconds of these parts of the step.  left: until the run stops."""
+update: seconds of these parts of the step.  s/step: of the whole; the first one counts
+the evaluation before it.  left: until the run stops."""
 
 _COLUMN_WIDTHS = {
     "step": 6,
@@ -103,16 +104,21 @@ class Progress:
         )
         return [f"pass@1 {text} % after {n} steps" for n, text in found if text]
 
-    def table(self, latest: Sequence[Mapping[str, Any]], since_s: float) -> list[str]:
+    def table(
+        self, latest: Sequence[Mapping[str, Any]], since_s: float | None
+    ) -> list[str]:
         """Returns the table for a terminal.
 
         Args:
             latest: the last result, or nothing before the first.
-            since_s: time since then.
+            since_s: time since then, None once the run is over.
         """
-        waiting = f"{format_duration(since_s)} so far"
+        waiting = {}
+        if since_s is not None:
+            name = "this step" if latest else "first step"
+            waiting = {name: f"{format_duration(since_s)} so far"}
         if not latest:
-            return ["", f"  first step   {waiting}"]
+            return ["", *(f"  {name}   {text}" for name, text in waiting.items())]
         (result,) = latest
         runners, replay = result["env_runners"], result["replay"]
         rho = replay["num_prompts_replayed"] / runners["num_prompts"]
@@ -125,7 +131,7 @@ class Progress:
             f"{replay['retired']:,.0f} retired",
             "speed": f"{runners['tokens_per_second']:,.0f} tokens/s",
             "last step": step_parts(result),
-            "this step": waiting,
+            **waiting,
         }
         return ["", *(f"  {name:<9}   {text}" for name, text in rows.items())]
 
