@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from rllib_exgrpo.evaluation.metrics import headline
 
 _COMPLETIONS = "num_env_steps_sampled_lifetime"
+_MAX_NAMED = 7  # curves with a colour and a name; those after them are grey
+_MAX_STARTS = 3  # curves that also show where replay starts
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,11 @@ def save_plot(curves: Sequence[LearningCurve], path: str | Path) -> Path:
 
 def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
     for index, curve in enumerate(curves):
-        _draw_curve(axes, curve, f"C{index}")
+        is_named = index < _MAX_NAMED or len(curves) == _MAX_NAMED + 1
+        _draw_curve(axes, curve, f"C{index}" if is_named else "0.75", is_named)
+    if len(curves) <= _MAX_STARTS:
+        for index, curve in enumerate(curves):
+            _draw_replay_start(axes, curve, f"C{index}")
     axes.set_title(
         "Held-out pass@1 (band: 95 % interval)", loc="left", fontsize="medium"
     )
@@ -161,7 +167,7 @@ def _draw(axes: Any, curves: Sequence[LearningCurve]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
+def _draw_curve(axes: Any, curve: LearningCurve, color: str, is_named: bool) -> None:
     mean = 100 * curve.pass_at_1
     axes.plot(
         curve.completions,
@@ -169,7 +175,7 @@ def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
         color=color,
         marker="o",
         markersize=4,
-        label=f"{curve.label} ({mean[0]:.1f} → {mean[-1]:.1f} %)",
+        label=f"{curve.label} ({mean[0]:.1f} → {mean[-1]:.1f} %)" if is_named else None,
     )
     axes.fill_between(
         curve.completions,
@@ -179,6 +185,9 @@ def _draw_curve(axes: Any, curve: LearningCurve, color: str) -> None:
         alpha=0.18,
         lw=0,
     )
+
+
+def _draw_replay_start(axes: Any, curve: LearningCurve, color: str) -> None:
     if curve.replay_start is not None:
         axes.axvline(
             curve.replay_start,

@@ -15,9 +15,11 @@ from rllib_exgrpo.report.page import report_html
 from rllib_exgrpo.report.runs import find_runs
 from rllib_exgrpo.report.svg import (
     Line,
+    Point,
     format_number,
     heat_map,
     line_chart,
+    scatter,
     stacked_bars,
     thin,
     tick_labels,
@@ -110,8 +112,12 @@ def runs(tmp_path_factory):
 
 def test_runs_are_found_by_folder_and_all_trials_of_a_sweep(runs):
     assert [run.label for run in find_runs([runs / "first"])] == ["first"]
-    labels = [run.label for run in find_runs([runs])]
-    assert labels == [f"{runs.name}/trial"] * 2
+    found = find_runs([runs])
+    assert [run.label for run in found] == ["first", "second"]
+    scores = [run.held_out["pass_at_1"] for run in found]
+    assert scores == sorted(scores, reverse=True)  # best first
+    both = [run.label for run in find_runs([runs, runs / "second"])]
+    assert both == [f"{runs.name}/first", f"{runs.name}/second", "second"]
     with pytest.raises(ValueError, match="no result.json"):
         find_runs([runs / "nothing"])
 
@@ -129,21 +135,71 @@ def test_a_run_without_evaluation_has_a_report_too(runs, tmp_path):
     folder = make_run(tmp_path / "short", num_steps=3)
     shutil.rmtree(folder / "trial" / "evaluation")
     (run,) = find_runs([folder])
-    assert "This run kept no completions" in report_html([run])
+    assert "This run kept no completions" in report_html([run], "short")
 
 
 def test_model_text_is_escaped_and_several_runs_overlay(runs):
-    html = report_html(find_runs([runs / "first", runs / "second"]))
+    html = report_html(find_runs([runs / "first", runs / "second"]), "both")
     assert "<script" not in html
     assert "<img" not in html
     assert "&lt;script&gt;document.title" in html
     assert "<td>replay_ratio</td><td>0.5</td><td>0.0</td>" in html
-    assert "first, in the buffer" in html
-    assert "second, in the buffer" in html
+    assert "first, in the buffer: " in html  # of its points
+    assert html.count('"--pen:var(--c1)">second</li>') == 1  # one legend for all charts
+    assert "<th>replay_ratio</th>" in html[: html.index("<nav>")]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Eleven trials, one of which failed before its first step."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for i in range(11):
+        settings = {"lr": 10.0 ** (-6 + i / 4), "replay_buffer_config": {"sigma": i}}
+        make_run(folder / str(i), num_steps=8, seed=i, **settings)
+        (folder / str(i) / "trial").rename(folder / f"trial_{i}")
+    (folder / "trial_3" / "result.json").write_text("")
+    return folder
+
+
+def test_a_sweep_shows_its_trials_best_first_and_what_was_varied(sweep):
+    assert main(["report", str(sweep)]) == 0
+    html = (sweep / "report.html").read_text()
+    assert f"<h1>{sweep.name}: 10 runs</h1>" in html
+    head = html[: html.index("<nav>")]
+    trials = re.findall(r"<td>(trial_\d+)</td>", head)
+    scores = [float(text) for text in re.findall(r"\] %</td><td>([\d.]+) \[", head)]
+    assert len(trials) == 10
+    assert "trial_3" not in trials
+    assert scores == sorted(scores, reverse=True)
+    assert "<th>replay_buffer_config/sigma</th>" in head
+    # A learning rate from 1e-6 to 10^-3.5 gets a logarithmic axis, sigma an even one.
+    by_lr = html[html.index("by lr") :]
+    by_lr = by_lr[: by_lr.index("</figure>")]
+    for tick in ("1e-06", "1e-05", "0.0001"):
+        assert f">{tick}</text>" in by_lr
+    assert by_lr.count("<circle") == 10
+    assert "Held-out pass@1 by replay_buffer_config/sigma" in html
+    # Seven colours of their own, and one for the rest.
+    assert ">3 others</li>" in html
+    assert html.count("Pass rate of the prompts: trial_") == 2 * 4  # and for the blind
+    assert "6 more runs have a report of their own" in html
+
+
+def test_points_by_hand():
+    nan = float("nan")
+    points = [Point("a", 1.0, 50.0, 40.0, 60.0), Point("b", 100.0, 70.0, nan, nan, 2)]
+    chart = scatter(points, "lr", "title")
+    # Two decades and margins of a twentieth; 306 units wide from 46.
+    assert 'cx="59.9" cy="' in chart
+    assert 'cx="338.1"' in chart
+    assert chart.count('class="line"') == 1
+    assert "<title>b: 70 at 100</title>" in chart
+    assert [f">{tick}</text>" in chart for tick in ("1", "10", "100")] == [True] * 3
+    assert ">1.4</text>" in scatter([Point("a", 1.5, 1, nan, nan)], "x", "t")
 
 
 def test_what_was_replayed_last_is_shown_the_hardest_first(runs, tmp_path):
-    html = report_html(find_runs([runs / "first"]))
+    html = report_html(find_runs([runs / "first"]), "first")
     audit = html[html.index("Replay audit") :]
     assert "Step 23 replayed 2 completions, each chosen by lowest_entropy" in audit
     cells = re.findall("<td>(.*?)</td>", audit[audit.index("&quot;easy") - 9 :])
@@ -151,7 +207,9 @@ def test_what_was_replayed_last_is_shown_the_hardest_first(runs, tmp_path):
     assert audit.index("Injected") < audit.index("easy")
     folder = make_run(tmp_path / "on_policy", num_steps=3)
     shutil.rmtree(folder / "trial" / "replay_audit")
-    assert "This run has replayed nothing" in report_html(find_runs([folder]))
+    assert "This run has replayed nothing" in report_html(
+        find_runs([folder]), "on_policy"
+    )
 
 
 # --- in a browser
@@ -195,7 +253,7 @@ def test_the_page_opens_whole_and_asks_for_nothing(browser, runs, tmp_path):
 
 def test_the_pages_policy_refuses_what_it_should(browser, runs, tmp_path):
     # The control of the test above: were a text not escaped, the console would tell.
-    html = report_html(find_runs([runs / "first"]))
+    html = report_html(find_runs([runs / "first"]), "first")
     page = tmp_path / "broken.html"
     page.write_text(html.replace("</h1>", f"</h1>{HOSTILE}", 1))
     dom, console = open_page(browser, page, tmp_path / "profile")

@@ -17,7 +17,7 @@ from rllib_exgrpo.cli import _callbacks as callbacks
 from rllib_exgrpo.cli._callbacks import PendingWatch
 from rllib_exgrpo.cli._errors import CommandError
 from rllib_exgrpo.cli._experiment import Experiment
-from rllib_exgrpo.cli._sweep import _print_end, trial_number
+from rllib_exgrpo.cli._sweep import _outcomes, _print_table, trial_number
 
 
 def experiment(**settings):
@@ -51,7 +51,7 @@ def test_the_table_has_the_best_trial_first(tmp_path, capsys):
             results.append({"training_iteration": 2, "config": {"lr": 1e-5}})
         text = "".join(json.dumps(r) + "\n" for r in results)
         (tmp_path / f"trial_{trial}" / "result.json").write_text(text)
-    _print_end(tmp_path, ["lr"])
+    _print_table(tmp_path, _outcomes(tmp_path, ["lr"]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = [row for row in rows if row and row[0].isdigit()]
     assert rows == [

@@ -25,6 +25,7 @@ from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
+from rllib_exgrpo.report.page import write_report
 
 
 class _Reporter(tune.Callback):
@@ -121,7 +122,12 @@ def run_sweep(
             else _tuner(experiment, options, folder)
         )
         grid = tuner.fit()
-    _print_end(folder, searched)
+    outcomes = _outcomes(folder, searched)
+    _print_table(folder, outcomes)
+    if outcomes:
+        print()
+        for path in write_report([folder], folder / "report.html"):
+            print(f"Report  {path}")
     for error in grid.errors:
         print(f"A trial failed: {error_summary(error)}")
     if signals:
@@ -170,13 +176,19 @@ def _end(number: signal.Signals, signals: list[signal.Signals]) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends in good order
 
 
-def _print_end(folder: Path, searched: Sequence[str]) -> None:
-    outcomes = [
+def _outcomes(folder: Path, searched: Sequence[str]) -> list[_Outcome]:
+    """Reads the trials that made a step, best first."""
+    found = [
         _Outcome.of(path.name.removeprefix("trial_"), read_results(file), searched)
         for path in folder.glob("trial_*")
         if (file := path / RESULT_FILE).is_file() and file.stat().st_size
     ]
-    outcomes.sort(key=lambda o: o.evaluation.get("pass_at_1", -1.0), reverse=True)
+    found.sort(key=lambda o: o.evaluation.get("pass_at_1", -1.0), reverse=True)
+    return found
+
+
+def _print_table(folder: Path, outcomes: Sequence[_Outcome]) -> None:
+    """Prints the trials, and where the best one is."""
     print(f"\nBest first:\n\n{_HEADER}")
     print(*(outcome.line() for outcome in outcomes), sep="\n")
     if outcomes and outcomes[0].evaluation:

@@ -5,6 +5,7 @@ completions, and the configuration. The folder of a sweep gives a report of all 
 """
 
 import argparse
+from pathlib import Path
 
 from rllib_exgrpo.cli._errors import as_command_error
 
@@ -14,10 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
     parser.add_argument(
         "--output",
-        default="report.html",
         metavar="FILE.html",
-        help="the report; the learning curve goes beside it as a PNG "
-        "(default: %(default)s)",
+        help="the report; the learning curve goes beside it as a PNG (default: "
+        "report.html in the folder of the run or, for several, in the present one)",
     )
 
 
@@ -25,7 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs `rllib report`."""
     from rllib_exgrpo.report.page import write_report
 
+    place = Path(args.runs[0]) if len(args.runs) == 1 else Path()
+    output = args.output or place / "report.html"
     with as_command_error("the report cannot be written"):
-        for path in write_report(args.runs, args.output):
+        for path in write_report(args.runs, output):
             print(path)
     return 0

@@ -3,18 +3,30 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from rllib_exgrpo.evaluation.sets import UNNAMED
 from rllib_exgrpo.learning_curve import LearningCurve
 from rllib_exgrpo.metric_names import find_metric
-from rllib_exgrpo.report.runs import Run
-from rllib_exgrpo.report.svg import Line, heat_map, line_chart, stacked_bars, thin
+from rllib_exgrpo.report.runs import Run, varied_settings
+from rllib_exgrpo.report.svg import (
+    Line,
+    Point,
+    heat_map,
+    line_chart,
+    scatter,
+    stacked_bars,
+    thin,
+)
 
 _STEP = "training step"
 _MAX_POINTS = 300
 _MAX_CELLS = 90
+_NUM_COLORS = 8  # with several runs the last one is for all that come after it
+_MUTED = "muted"
+_MIN_VALUES = 3  # of a setting, for a chart of its own
 
 
 @dataclass(frozen=True)
@@ -142,20 +154,63 @@ _TIME_PARTS = {
 def metric_figure(chart: Chart, runs: Sequence[Run]) -> str:
     """Draws metrics over the training steps of all runs.
 
-    With one run the metrics differ in colour, with several the runs do.
+    With one run the metrics differ in colour. With several the runs do, see
+    `runs_legend`, and the metrics in their dashes.
     """
     scale, unit = _scale(next(iter(chart.metrics)))
-    lines = []
+    several = len(runs) > 1
+    lines, entries = [], {}
     for r, run in enumerate(runs):
         for m, (path, metric) in enumerate(chart.metrics.items()):
             xs, ys = thin(run.steps, run.series(path), _MAX_POINTS)
-            color, dash = (r, m) if len(runs) > 1 else (m, 0)
-            names = [run.label] * (len(runs) > 1)
+            color, dash = (_run_color(r), m) if several else (m, 0)
+            names = [run.label] * several
             names += [metric] * (len(chart.metrics) > 1 or not names)
-            lines.append(
-                Line(", ".join(names), xs, scale * ys, None, None, color % 8, dash)
-            )
-    return _lines_figure(chart.title, unit, lines, _STEP, chart.note)
+            label = ", ".join(names)
+            lines.append(Line(label, xs, scale * ys, None, None, color, dash))
+            if np.isfinite(ys).any():
+                entries[metric] = (metric, _MUTED if several else f"c{m}", dash)
+    legend = _legend(list(entries.values())) if len(entries) > 1 else ""
+    return _lines_figure(chart.title, unit, lines, _STEP, chart.note, legend)
+
+
+def runs_legend(runs: Sequence[Run]) -> str:
+    """Tells the colour of each run; those after the eighth share one."""
+    rest = len(runs) - _NUM_COLORS + 1
+    labels = [run.label for run in runs[: _NUM_COLORS - 1]]
+    labels += [runs[-1].label] if rest == 1 else [f"{rest} others"] * (rest > 1)
+    return _legend([(label, f"c{k}", 0) for k, label in enumerate(labels)], "runs")
+
+
+def _run_color(number: int) -> int:
+    return min(number, _NUM_COLORS - 1)
+
+
+def setting_figures(runs: Sequence[Run]) -> Iterator[str]:
+    """Draws the latest held-out pass@1 against each number that a sweep varied."""
+    evaluated = [(r, run) for r, run in enumerate(runs) if run.held_out]
+    for path, values in varied_settings(runs).items():
+        numbers = {str(values[r]) for r, _ in evaluated if _is_number(values[r])}
+        if len(numbers) < _MIN_VALUES:
+            continue
+        points = [
+            _point(run, float(values[r]), _run_color(r))
+            for r, run in evaluated
+            if _is_number(values[r])
+        ]
+        title = f"Held-out pass@1 by {path}"
+        note = "Latest evaluation of each run, with its 95 % interval."
+        yield figure(title, "%", scatter(points, path, title), note)
+
+
+def _point(run: Run, x: float, color: int) -> Point:
+    names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high")
+    y, low, high = (100 * run.held_out.get(name, np.nan) for name in names)
+    return Point(run.label, x, y, low, high, color)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def learning_curve_figures(runs: Sequence[Run]) -> Iterator[str]:
@@ -171,7 +226,7 @@ def learning_curve_figures(runs: Sequence[Run]) -> Iterator[str]:
             lines.append(
                 Line(
                     run.label, curve.completions, 100 * curve.pass_at_1,
-                    100 * curve.low, 100 * curve.high, r % 8,
+                    100 * curve.low, 100 * curve.high, _run_color(r),
                 )
             )  # fmt: skip
         title = "Held-out pass@1" if name == UNNAMED else f"pass@1 on {name}"
@@ -215,7 +270,7 @@ def time_figure(run: Run, with_label: bool) -> str:
     for label, values in parts.items():
         xs, bars[label] = thin(run.steps, values, _MAX_CELLS)
     title = "Time by part of the step" + (f": {run.label}" if with_label else "")
-    legend = _legend([(label, k, 0) for k, label in enumerate(bars)])
+    legend = _legend([(label, f"c{k}", 0) for k, label in enumerate(bars)])
     return figure(title, "s", stacked_bars(xs, bars, _STEP, title), "", legend)
 
 
@@ -228,23 +283,25 @@ def figure(title: str, unit: str, svg: str, note: str, legend: str = "") -> str:
 
 
 def _lines_figure(
-    title: str, unit: str, lines: Sequence[Line], x_label: str, note: str
+    title: str,
+    unit: str,
+    lines: Sequence[Line],
+    x_label: str,
+    note: str,
+    legend: str = "",
 ) -> str:
     shown = [line for line in lines if np.isfinite(line.ys).any()]
     if not shown:
         return figure(title, unit, '<p class="empty">no values</p>', note)
-    legend = ""
-    if len(lines) > 1:
-        legend = _legend([(n.label, n.color, n.dash) for n in shown])
     return figure(title, unit, line_chart(shown, x_label, title), note, legend)
 
 
-def _legend(entries: Sequence[tuple[str, int, int]]) -> str:
+def _legend(entries: Sequence[tuple[str, str, int]], kind: str = "") -> str:
     items = "".join(
-        f'<li class="d{dash}" style="--pen:var(--c{color})">{escape(label)}</li>'
+        f'<li class="d{dash}" style="--pen:var(--{color})">{escape(label)}</li>'
         for label, color, dash in entries
     )
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend {kind}">{items}</ul>'
 
 
 def _scale(path: str) -> tuple[float, str]:

@@ -13,9 +13,13 @@ from rllib_exgrpo.report.charts import (
     curve_of,
     learning_curve_figures,
     metric_figure,
+    runs_legend,
+    setting_figures,
     time_figure,
 )
 from rllib_exgrpo.report.runs import Run, find_runs
+
+_MAX_DETAILED = 4  # runs with charts and texts of their own
 
 # The policy makes the browser itself refuse scripts and everything from elsewhere.
 _HEAD = """\
@@ -33,12 +37,12 @@ _STYLE = """\
 :root { --back: #fff; --card: #f6f8fa; --ink: #1f2328; --muted: #59636e;
   --edge: #d1d9e0; --right: #1a7f37; --wrong: #cf222e;
   --c0: #0969da; --c1: #cf5c00; --c2: #1a7f37; --c3: #8250df;
-  --c4: #bf3989; --c5: #9a6700; --c6: #57606a; --c7: #0a7ea4; }
+  --c4: #bf3989; --c5: #9a6700; --c6: #0a7ea4; --c7: #8c959f; }
 @media (prefers-color-scheme: dark) {
   :root { --back: #0d1117; --card: #161b22; --ink: #e6edf3; --muted: #9198a1;
     --edge: #30363d; --right: #3fb950; --wrong: #f85149;
     --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #bc8cff;
-    --c4: #f778ba; --c5: #d29922; --c6: #8b949e; --c7: #39c5cf; } }
+    --c4: #f778ba; --c5: #d29922; --c6: #39c5cf; --c7: #6e7681; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1160px; padding: 16px; background: var(--back);
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
@@ -66,6 +70,8 @@ svg text { fill: var(--muted); font: 11px system-ui, sans-serif; }
   vertical-align: 4px; border-top: 3px solid var(--pen); }
 .legend .d1::before { border-top-style: dashed; }
 .legend .d2::before, .legend .d3::before { border-top-style: dotted; }
+.runs { position: sticky; top: 0; z-index: 1; max-height: 96px; overflow-y: auto;
+  padding: 6px 0; background: var(--back); border-bottom: 1px solid var(--edge); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; }
 th, td { padding: 4px 12px 4px 0; text-align: left; white-space: nowrap;
@@ -101,7 +107,10 @@ def write_report(paths: Sequence[str | Path], output: str | Path) -> list[Path]:
         ValueError: for a folder without a run, or without a finished step.
     """
     runs, output = find_runs(paths), Path(output)
-    html = report_html(runs).encode()
+    names = [Path(path).resolve().name for path in paths]
+    if len(runs) > len(paths):
+        names[-1] += f": {len(runs)} runs"
+    html = report_html(runs, ", ".join(names)).encode()
     Folder.at(output.parent).write(output.name, lambda sink: sink.write(html))
     curves = [curve for run in runs if (curve := curve_of(run)) is not None]
     if not curves:
@@ -109,9 +118,9 @@ def write_report(paths: Sequence[str | Path], output: str | Path) -> list[Path]:
     return [output, save_plot(curves, output.with_suffix(".png"))]
 
 
-def report_html(runs: Sequence[Run]) -> str:
+def report_html(runs: Sequence[Run], title: str) -> str:
     """Returns the report of one or several runs as HTML."""
-    title = escape(", ".join(run.label for run in runs))
+    title = escape(title)
     sections = list(_sections(runs))
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name, _ in sections)
     body = "".join(
@@ -120,7 +129,8 @@ def report_html(runs: Sequence[Run]) -> str:
     )
     return (
         f"{_HEAD}<title>{title}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{title}</h1>{tables.summary(runs)}<nav>{links}</nav>{body}"
+        f"<h1>{title}</h1>{tables.summary(runs)}<nav>{links}</nav>"
+        f"{runs_legend(runs) if len(runs) > 1 else ''}{body}"
         "<footer>Hover over a point for its value. Intervals are 95 % bootstrap "
         "intervals over the questions.</footer>\n</body>\n</html>\n"
     )
@@ -129,11 +139,12 @@ def report_html(runs: Sequence[Run]) -> str:
 def _sections(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     several = len(runs) > 1
     if any(run.evaluations for run in runs):
-        curves = _grid(learning_curve_figures(runs))
+        curves = _grid([*learning_curve_figures(runs), *setting_figures(runs)])
         yield "Evaluation", f"{curves}<h3>Latest</h3>{tables.evaluations(runs)}"
+    detailed = runs[:_MAX_DETAILED]
     own = {
-        "Replay": [bucket_figure(run, several) for run in runs],
-        "Time": [time_figure(run, several) for run in runs],
+        "Replay": [bucket_figure(run, several) for run in detailed],
+        "Time": [time_figure(run, several) for run in detailed],
     }
     for name, charts in SECTIONS.items():
         figures = [metric_figure(chart, runs) for chart in charts]
@@ -144,11 +155,13 @@ def _sections(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def _of_each(runs: Sequence[Run], text: Callable[[Run], str]) -> str:
-    """Joins what there is to say of each run, under its name if there are several."""
-    several = len(runs) > 1
+    """Joins what there is to say of the first runs, under their names if several."""
+    several, left_out = len(runs) > 1, len(runs) - _MAX_DETAILED
+    rest = f'<p class="empty">{left_out:,} more runs have a report of their own.</p>'
     return "".join(
-        f"<h3>{escape(run.label)}</h3>" * several + text(run) for run in runs
-    )
+        f"<h3>{escape(run.label)}</h3>" * several + text(run)
+        for run in runs[:_MAX_DETAILED]
+    ) + rest * (left_out > 0)
 
 
 def _grid(figures: Sequence[str] | Iterator[str]) -> str:

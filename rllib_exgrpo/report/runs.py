@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rllib_exgrpo.evaluation.examples import Example, read_examples
+from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.evaluation.sets import UNNAMED
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
@@ -61,6 +62,12 @@ class Run:
                 found |= {n: m for n, m in evaluation.items() if isinstance(m, Mapping)}
         return found
 
+    @property
+    def held_out(self) -> Mapping[str, float]:
+        """The metrics of the latest evaluation's first set; empty without one."""
+        found = [headline(r["evaluation"]) for r in self.results if "evaluation" in r]
+        return found[-1] if found else {}
+
 
 def read_run(file: Path, label: str) -> Run:
     """Reads a run from the folder of its `result.json`.
@@ -86,19 +93,58 @@ def read_run(file: Path, label: str) -> Run:
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Reads the runs in folders, all trials of a sweep included.
 
+    Returns:
+        The runs in the order of the folders; those of one folder by their latest
+        held-out pass@1, best first.
+
     Raises:
         ValueError: for a folder without a run.
     """
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return list(chain.from_iterable(map(_runs_in, paths, names)))
+    prefixes = [f"{name}/" if len(paths) > 1 else "" for name in names]
+    return list(chain.from_iterable(map(_runs_in, map(Path, paths), names, prefixes)))
 
 
-def _runs_in(path: str | Path, name: str) -> list[Run]:
-    files = sorted(Path(path).rglob("result.json"))
+def _runs_in(path: Path, name: str, prefix: str) -> list[Run]:
+    files = sorted(path.rglob("result.json"))
     if not files:
         raise ValueError(f"{path} holds no run: there is no result.json in it.")
     if len(files) == 1:
         return [read_run(files[0], name)]
-    return [read_run(file, f"{name}/{file.parent.name}") for file in files]
+    # A trial of a sweep that has failed at once has nothing to tell.
+    runs = [
+        read_run(file, prefix + _own_name(file.parent.relative_to(path)))
+        for file in files
+        if file.stat().st_size
+    ]
+    return sorted(runs, key=lambda run: -run.held_out.get("pass_at_1", -1.0))
+
+
+def _own_name(folder: Path) -> str:
+    """Names a run, or a trial of a sweep, by its folder."""
+    is_trial_of_run = folder.name == "trial" and len(folder.parts) > 1
+    return (folder.parent if is_trial_of_run else folder).as_posix()
+
+
+def varied_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Returns the settings that differ between runs, nested ones by their path.
+
+    Returns:
+        Path to one value a run, None where a run does not have it.
+    """
+    columns = [_flat(run.config) for run in runs]
+    paths = sorted({path for column in columns for path in column})
+    values = {path: [column.get(path) for column in columns] for path in paths}
+    return {p: v for p, v in values.items() if any(other != v[0] for other in v)}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}/")
+        else:
+            found[prefix + name] = value
+    return found

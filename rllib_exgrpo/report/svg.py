@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 WIDTH, HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 34
 _MAX_DOTS = 60
+_LOG_FROM = 20.0  # largest over smallest x
 _DASHES = ("", "5 3", "2 3", "8 3 2 3")
 
 
@@ -41,12 +42,34 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A point of a chart, with its interval.
+
+    Attributes:
+        label: for the reader.
+        x: where it is.
+        y: how high it is.
+        low: lower end of its interval, NaN if it has none.
+        high: upper end.
+        color: index of the colour.
+    """
+
+    label: str
+    x: float
+    y: float
+    low: float
+    high: float
+    color: int = 0
+
+
+@dataclass(frozen=True)
 class _Frame:
     """Maps data to the plane of a chart."""
 
     x_ticks: list[float]
     y_ticks: list[float]
     x_range: tuple[float, float]
+    x_is_log: bool = False  # then ticks and range are powers of ten
 
     def x(self, value: float) -> float:
         low, high = self.x_range
@@ -65,7 +88,12 @@ class _Frame:
             y = self.y(tick)
             yield f'<path class="grid-line" d="M{_LEFT} {y:.1f}H{right}"/>'
             yield _text(_LEFT - 6, y + 4, label, "end")
-        for tick, label in zip(self.x_ticks, tick_labels(self.x_ticks), strict=True):
+        labels = (
+            [format_number(10**tick) for tick in self.x_ticks]
+            if self.x_is_log
+            else tick_labels(self.x_ticks)
+        )
+        for tick, label in zip(self.x_ticks, labels, strict=True):
             if self.x_range[0] <= tick <= self.x_range[1]:
                 yield _text(self.x(tick), bottom + 15, label, "middle")
         yield _text((_LEFT + right) / 2, HEIGHT - 4, x_label, "middle")
@@ -118,6 +146,52 @@ def line_chart(lines: Sequence[Line], x_label: str, title: str) -> str:
     bands = (_band(frame, n) for n in lines if n.low is not None)
     strokes = (part for n in lines for part in _stroke(frame, n))
     return _svg(title, [*frame.axes(x_label), *bands, *strokes])
+
+
+def scatter(points: Sequence[Point], x_label: str, title: str) -> str:
+    """Draws points with their intervals; x is logarithmic where it spans much.
+
+    Args:
+        points: at least one.
+        x_label: below the x-axis.
+        title: for those who cannot see it.
+    """
+    xs = np.array([point.x for point in points])
+    is_log = bool(xs.min() > 0 and xs.max() / xs.min() >= _LOG_FROM)
+    at = np.log10(xs) if is_log else xs
+    margin = 0.05 * float(np.ptp(at)) or 0.5
+    low, high = float(at.min()) - margin, float(at.max()) + margin
+    frame = _Frame(
+        _log_ticks(low, high) if is_log else ticks(low, high, count=5),
+        _y_ticks(_finite(np.array([p.low, p.y, p.high]) for p in points)),
+        (low, high),
+        is_log,
+    )
+    marks = (
+        _mark(frame, x, point) for x, point in zip(map(float, at), points, strict=True)
+    )
+    return _svg(title, [*frame.axes(x_label), *marks])
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Returns the logarithms of the powers of ten in a range, or of 1, 2, 5 times."""
+    whole = range(math.floor(low), math.ceil(high) + 1)
+    factors = (1,) if sum(low <= n <= high for n in whole) > 1 else (1, 2, 5)
+    return [n + math.log10(factor) for n in whole for factor in factors]
+
+
+def _mark(frame: _Frame, x: float, point: Point) -> str:
+    pen = f"var(--c{point.color})"
+    tip = f"{point.label}: {format_number(point.y)} at {format_number(point.x)}"
+    left, top = frame.x(x), frame.y(point.y)
+    interval = ""
+    if not math.isnan(point.low):
+        ends = f"M{left:.1f} {frame.y(point.low):.1f}V{frame.y(point.high):.1f}"
+        interval = f'<path class="line" style="stroke:{pen}" d="{ends}"/>'
+    return (
+        f'{interval}<circle style="fill:{pen}" cx="{left:.1f}" cy="{top:.1f}" r="4">'
+        f"<title>{escape(tip)}</title></circle>"
+    )
 
 
 def stacked_bars(

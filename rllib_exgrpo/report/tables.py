@@ -9,29 +9,39 @@ from typing import Any
 from rllib_exgrpo.evaluation.examples import Example
 from rllib_exgrpo.evaluation.metrics import headline, metric_sources
 from rllib_exgrpo.metric_names import value_of
-from rllib_exgrpo.report.runs import Run
+from rllib_exgrpo.report.runs import Run, varied_settings
 
 _MAX_CHARS = 6000  # of a prompt or completion
 _MAX_AUDIT_ROWS = 40
+_MAX_SETTINGS = 6  # in the table of runs
 _RLLIBS_OWN = ("_", "callbacks", "offline", "policies", "output", "input", "multiagent")
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """Tells each run in a row."""
-    header = ("run", "steps", "completions", "held-out before", "after", "time")
-    return _by_run(header, [_summary_row(run) for run in runs], runs)
+    """Tells each run in a row, with the settings that differ between them."""
+    varied = dict(list(varied_settings(runs).items())[:_MAX_SETTINGS])
+    header = ["run", "held-out before", "after", *varied]
+    rows = [
+        _summary_row(run, [_brief(values[r]) for values in varied.values()])
+        for r, run in enumerate(runs)
+    ]
+    return _by_run([*header, "steps", "completions", "time"], rows, runs)
 
 
-def _summary_row(run: Run) -> list[str]:
+def _brief(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else _as_text(value)[:40]
+
+
+def _summary_row(run: Run, settings: Sequence[str]) -> list[str]:
     first, last = run.results[0], run.results[-1]
-    evaluated = [headline(r["evaluation"]) for r in run.results if "evaluation" in r]
     completions = value_of(last, "env_runners/num_env_steps_sampled_lifetime")
     return [
         run.label,
+        percent(headline(first.get("evaluation_at_start", {})), "pass_at_1"),
+        percent(run.held_out, "pass_at_1"),
+        *settings,
         f"{last['training_iteration']:,}",
         f"{completions:,.0f}",
-        percent(headline(first.get("evaluation_at_start", {})), "pass_at_1"),
-        percent(evaluated[-1] if evaluated else {}, "pass_at_1"),
         f"{last['time_total_s'] / 60:,.1f} min",
     ]
 
@@ -47,8 +57,10 @@ def evaluations(runs: Sequence[Run]) -> str:
                 cells = _row(metrics, source, size)
                 rows.append([run.label, name, source or "all", *cells])
     k = sizes.pop() if len(sizes) == 1 else "k"
-    header = ("run", "set", "source", "questions", "pass@1", f"pass@{k}", f"maj@{k}",
-              "length", "truncated", "format")  # fmt: skip
+    header = ["run", "set", "source", "questions", "pass@1", f"pass@{k}", f"maj@{k}",
+              "length", "truncated", "format"]  # fmt: skip
+    if k == 1:  # these two say nothing more
+        header, *rows = ([*row[:5], *row[7:]] for row in (header, *rows))
     return _by_run(header, rows, runs)
 
 
@@ -171,11 +183,11 @@ def _or_dash(value: float) -> str:
 def configuration(runs: Sequence[Run]) -> str:
     """Lists the settings, those that differ between the runs first, and versions."""
     labels = [run.label for run in runs]
-    settings = _rows([run.config for run in runs])
-    different = [row for row in settings if len(set(row[1:])) > 1]
+    varied = varied_settings(runs)
+    different = [[path, *map(_as_text, values)] for path, values in varied.items()]
     equal = [
         row[:2]
-        for row in settings
+        for row in _rows([run.config for run in runs])
         if len(set(row[1:])) == 1 and not row[0].startswith(_RLLIBS_OWN)
     ]
     versions = _rows([run.versions for run in runs])
@@ -197,6 +209,8 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _as_text(value: Any) -> str:
+    if value is None:
+        return "-"
     return value if isinstance(value, str) else json.dumps(value)
 
 
