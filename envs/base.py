@@ -3,12 +3,14 @@
 import difflib
 import math
 import time
+import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -231,7 +233,9 @@ class VerifiableTextEnv(gym.Env[str, str]):
             verdict = _as_verdict(self.verify(completion, problem))
             return replace(verdict, seconds=time.perf_counter() - started)
         except Exception as error:  # any: the verifier is the user's own code
-            message = f"{type(error).__name__}: {error} (prompt {problem.prompt_id!r})"
+            file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"prompt {problem.prompt_id!r}, {Path(file).name}, line {line}"
+            message = f"{type(error).__name__}: {error} ({where})"
             return Verdict.of(Reason.ERROR, message)
 
     @cached_property

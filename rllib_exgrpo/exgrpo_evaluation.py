@@ -168,6 +168,18 @@ def _open_prompts(
     return config.build_prompt_book(env, tokenizer)
 
 
+def warn_of_few_prompts(config: ExGRPOConfig, training: PromptBook) -> None:
+    """Warns of steps that cannot be as large as asked for."""
+    there, wanted = len(training.ids), config.prompts_per_step
+    if there < wanted:
+        logger.warning(
+            "`prompts_per_step` is %d and the environment has %d prompts: no step "
+            "draws a prompt twice, so steps are smaller than asked.",
+            wanted,
+            there,
+        )
+
+
 def check_evaluation_prompts(config: ExGRPOConfig, training: PromptBook) -> None:
     """Checks the prompts of all evaluation sets, and that training does not have them.
 

@@ -29,6 +29,7 @@ from rllib_exgrpo.exgrpo_evaluation import (
     Evaluator,
     check_evaluation_prompts,
     open_prompts,
+    warn_of_few_prompts,
 )
 from rllib_exgrpo.exgrpo_replay import ExGRPOReplayBuffer
 from rllib_exgrpo.exgrpo_resources import check_room
@@ -74,7 +75,7 @@ class ExGRPOLifecycle(Algorithm):
                 gpu_memory_utilization=config.gpu_memory_utilization,
             )
         self._training_prompts = open_prompts(config)
-        self._warn_of_few_prompts()
+        warn_of_few_prompts(config, self._training_prompts)
         if config.evaluation_interval:
             check_evaluation_prompts(config, self._training_prompts)
         # The first bundle is for this process, which is there already.
@@ -102,16 +103,6 @@ class ExGRPOLifecycle(Algorithm):
         self._push_weights(self.env_runner_group)
         self._rollout = self._build_dispatcher(self.env_runner_group)
         self._audit = Audit(self._folder(AUDIT_FOLDER))
-
-    def _warn_of_few_prompts(self) -> None:
-        there, wanted = len(self._training_prompts.ids), self.config.prompts_per_step
-        if there < wanted:
-            logger.warning(
-                "`prompts_per_step` is %d and the environment has %d prompts: no step "
-                "draws a prompt twice, so steps are smaller than asked.",
-                wanted,
-                there,
-            )
 
     @staticmethod
     @override(Algorithm)

@@ -25,7 +25,7 @@ from rllib_exgrpo.cli._display import Display
 from rllib_exgrpo.cli._errors import CommandError, error_summary, paragraph
 from rllib_exgrpo.cli._logs import keep_logs, link_logs
 from rllib_exgrpo.cli._options import RunOptions
-from rllib_exgrpo.cli._outcome import best_checkpoint
+from rllib_exgrpo.cli._outcome import best_checkpoint, failure
 from rllib_exgrpo.cli._progress import (
     Progress,
     format_duration,
@@ -394,6 +394,19 @@ def test_errors_of_dead_processes_name_the_error_inside():
     assert error_summary(RuntimeError(text)) == (
         "RuntimeError: The actor died.\nValueError: bad knob"
     )
+
+
+def test_a_full_memory_is_told_by_name():
+    # The beginning of what Ray says; pages follow.
+    text = (
+        "Failure # 1 (occurred at 2026-12-01)\n1 worker(s) were killed due to the node "
+        "running low on memory. Memory on the node (IP: 1.2.3.4, ID: 04) was 22.39GB "
+        "used / 23.54GB limit (0.95)\nOOM kill reason: ...\n" + "more\n" * 50
+    )
+    told = failure(RuntimeError(text), [], Path("results/own"))
+    assert "before the end of step 1: the machine's memory was full, 22.39GB of" in told
+    assert "lower `num_env_runners`" in told
+    assert "more" not in told
 
 
 def test_paragraphs_keep_indented_lines():

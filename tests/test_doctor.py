@@ -111,6 +111,15 @@ def test_a_model_that_does_not_fit_is_told():
     assert finding.level == "ok"
 
 
+def test_a_run_that_does_not_fit_is_told_as_it_starts(monkeypatch, caplog):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    experiment_checks.warn_of_memory(small_config())
+    assert caplog.text == ""
+    experiment_checks.warn_of_memory(small_config(env_runners=4096))
+    assert "it may not fit" in caplog.text
+    assert "Lower `num_env_runners`" in caplog.text
+
+
 def test_a_full_disk_is_foreseen(tmp_path):
     huge = ModelSize(10**15, 10**15, 80, 8192, 150_000, 2)
     assert experiment_checks.disk(small_config(), huge, tmp_path).level == "error"

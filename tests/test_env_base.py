@@ -153,6 +153,7 @@ def test_broken_verifier_surfaces_and_never_counts_as_correct():
     (verdict,) = env.verify_many(["1"], [env.problem(1)])
     assert verdict.reason == Reason.ERROR and not verdict.is_known
     assert "no such luck" in verdict.message
+    assert "prompt 1, test_env_base.py, line " in verdict.message
     assert env.reward(verdict) == 0.0
     assert len(env.self_check()) == 3
 

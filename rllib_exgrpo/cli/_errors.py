@@ -11,6 +11,10 @@ _EXPLAINED = (ValueError, OSError, ImportError)
 
 _RLLIBS_ADVICE = "\nTo suppress all validation errors"
 
+_OUT_OF_MEMORY = re.compile(
+    r"killed due to the node running low on memory.*?was (.*?) used / (.*?) limit"
+)
+
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
@@ -62,6 +66,19 @@ def innermost_frames(error: BaseException, count: int = 3) -> str:
     """Returns the last frames of an error's traceback, indented."""
     frames = traceback.format_tb(error.__traceback__)[-count:]
     return "".join(frames).rstrip("\n")
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Returns what to do if Ray has ended a process for want of memory, or else ""."""
+    found = _OUT_OF_MEMORY.search(str(error))
+    if found is None:
+        return ""
+    return (
+        f"the machine's memory was full, {found[1]} of {found[2]}, so Ray ended a "
+        "process of the run. Use fewer or smaller ones: lower `num_env_runners`, "
+        "`num_learners`, `kv_cache_bytes` or `max_tokens_per_micro_batch`, or set the "
+        "buffer's `disk_path`. `rllib doctor FILE` estimates what a run takes."
+    )
 
 
 def error_summary(error: BaseException) -> str:

@@ -188,10 +188,15 @@ class Experiment:
 
 
 def _check_prompts(config: ExGRPOConfig) -> None:
-    from rllib_exgrpo.exgrpo_evaluation import check_evaluation_prompts, open_prompts
+    from rllib_exgrpo.exgrpo_evaluation import (
+        check_evaluation_prompts,
+        open_prompts,
+        warn_of_few_prompts,
+    )
 
     with as_command_error("the config cannot be used"):
         prompts = open_prompts(config)
+        warn_of_few_prompts(config, prompts)
     if config.evaluation_interval:
         with as_command_error("the evaluation cannot be used"):
             check_evaluation_prompts(config, prompts)

@@ -1,5 +1,6 @@
 """What `rllib doctor` checks of an experiment on this machine."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_evaluation import open_prompts
 from rllib_exgrpo.policy import build_empty, stop_token_ids
 from rllib_exgrpo.text_env import read_prompt
+
+logger = logging.getLogger(__name__)
 
 _NUM_CHECKED = 200  # problems, evenly spread over the environment's
 _GIB = 2**30
@@ -63,6 +66,17 @@ def processes(config: ExGRPOConfig) -> Finding:
             "Lower `num_env_runners` or `num_learners` for speed.",
         )
     return Finding("ok", "processes", text)
+
+
+def warn_of_memory(config: ExGRPOConfig) -> None:
+    """Warns, on one machine, of a run that seems too large even with no buffer."""
+    if "RAY_ADDRESS" in os.environ:
+        return
+    size = memory.ModelSize.of(build_empty(**config._model_config_auto_includes))
+    for finding in memory_of(config, size, num_prompts=0):
+        if finding.level != "ok":
+            subject = finding.subject.capitalize()
+            logger.warning("%s: %s %s", subject, finding.text, finding.remedy)
 
 
 def memory_of(
@@ -115,8 +129,9 @@ def _fits(subject: str, parts: dict[str, float], there: float) -> Finding:
         "warning",
         subject,
         f"{text}: it may not fit, the estimate is good to a factor of two.",
-        "Lower `max_tokens_per_micro_batch`, set `gradient_checkpointing`, a higher "
-        "`zero_stage` with more learners, or the buffer's `disk_path`.",
+        "Lower `num_env_runners`, `kv_cache_bytes` or `max_tokens_per_micro_batch`, "
+        "set `gradient_checkpointing`, a higher `zero_stage` with more learners, or "
+        "the buffer's `disk_path`.",
     )
 
 

@@ -144,6 +144,7 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
+    from rllib_exgrpo.cli._experiment_checks import warn_of_memory
     from rllib_exgrpo.cli._ray import quieten
     from rllib_exgrpo.cli._resume import read_record
     from rllib_exgrpo.cli._run import local_folder, new_folder, run_experiment
@@ -153,6 +154,7 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     experiment = with_settings(experiment, args)
     print("Checking settings, environment and prompts ...", flush=True)
     experiment = experiment.checked()
+    warn_of_memory(next(experiment.variants()))
     if args.resume:
         folder = Path(args.resume)
     elif args.resume is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_exgrpo.checkpoints import iteration_of, latest_complete
-from rllib_exgrpo.cli._errors import error_summary
+from rllib_exgrpo.cli._errors import error_summary, out_of_memory
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._logs import FOLDER as LOGS
 from rllib_exgrpo.cli._progress import format_duration, outcome
@@ -87,11 +87,13 @@ def failure(
 ) -> str:
     """Tells when and why the trial failed, with the end of the remote traceback."""
     when = f"after step {len(results)}" if results else "before the end of step 1"
-    lines = str(error).rstrip().splitlines()
-    end = "\n".join(f"    {line}" for line in lines[-_TRACEBACK_LINES:])
+    why = out_of_memory(error)
+    if not why:
+        lines = str(error).rstrip().splitlines()
+        end = "\n".join(f"    {line}" for line in lines[-_TRACEBACK_LINES:])
+        why = f"{error_summary(error)}\nThe traceback ends with\n{end}"
     return (
-        f"the run failed {when}: {error_summary(error)}\n"
-        f"The traceback ends with\n{end}\n"
+        f"the run failed {when}: {why}\n"
         f"All of it is in {folder / TRIAL_FOLDER / 'error.txt'}, and what the "
         f"processes printed in {folder / LOGS}. {how_to_resume(folder)}"
     )

@@ -13,7 +13,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from rllib_exgrpo.cli._callbacks import RESULT_FILE, PendingWatch
-from rllib_exgrpo.cli._errors import error_summary
+from rllib_exgrpo.cli._errors import error_summary, out_of_memory
 from rllib_exgrpo.cli._experiment import Experiment
 from rllib_exgrpo.cli._options import RunOptions
 from rllib_exgrpo.cli._progress import format_pass_at_1
@@ -129,7 +129,7 @@ def run_sweep(
         for path in write_report([folder], folder / "report.html"):
             print(f"Report  {path}")
     for error in grid.errors:
-        print(f"A trial failed: {error_summary(error)}")
+        print(f"A trial failed: {out_of_memory(error) or error_summary(error)}")
     if signals:
         print(f"Ended by {signals[0].name}. `rllib train --resume {folder}` goes on.")
         return 128 + signals[0]
