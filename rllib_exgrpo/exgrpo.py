@@ -46,7 +46,13 @@ from rllib_exgrpo.batching import (
 )
 from rllib_exgrpo.exgrpo_lifecycle import ExGRPOLifecycle
 from rllib_exgrpo.exgrpo_replay import Choice, Draw
-from rllib_exgrpo.records import Completion, Group, PromptId, RolloutResult
+from rllib_exgrpo.records import (
+    Completion,
+    Group,
+    PromptId,
+    RolloutResult,
+    groups_of,
+)
 from rllib_exgrpo.replay.audit import audit_table
 from rllib_exgrpo.replay_metrics import replay_metrics
 from rllib_exgrpo.resampling import Resampled, resample
@@ -317,8 +323,7 @@ def _join(
     """Adds the replayed completions to the groups of their prompts."""
     return [
         replace(group, replayed=replayed.get(group.prompt_id))
-        for result in results
-        for group in result.groups
+        for group in groups_of(results)
     ]
 
 

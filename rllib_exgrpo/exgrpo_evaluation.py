@@ -24,7 +24,7 @@ from rllib_exgrpo.policy import (
     load_tokenizer,
 )
 from rllib_exgrpo.prompt_book import PromptBook, overlapping_questions
-from rllib_exgrpo.records import Group, PromptId
+from rllib_exgrpo.records import Group, PromptId, groups_of
 from rllib_exgrpo.replay.folder import Folder
 from rllib_exgrpo.text_env import prompt_ids
 
@@ -107,7 +107,7 @@ class Evaluator:
             evaluation_set=chosen,
             stream=stream,
         )
-        return [group for result in dispatcher.collect() for group in result.groups]
+        return groups_of(dispatcher.collect())
 
     def _decode(self, token_ids: Any) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

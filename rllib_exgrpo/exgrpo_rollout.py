@@ -8,7 +8,7 @@ import numpy as np
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_exgrpo.evaluation.sets import EvaluationSet
-from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult
+from rllib_exgrpo.records import PromptId, RolloutRequest, RolloutResult, deal
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class RolloutDispatcher:
         evaluation_set: EvaluationSet | None = None,
         stream: int = 0,
     ) -> None:
-        """Sends out the requests; prompts go to the runners in contiguous shares.
+        """Sends out the requests; the prompts are dealt out to the runners.
 
         Args:
             prompt_ids: which problems.
@@ -73,7 +73,7 @@ class RolloutDispatcher:
             stream: of random numbers; rollouts of one iteration take different ones.
         """
         num_shares = len(self._live_runners()) if self._is_remote else 1
-        shares = np.array_split(np.arange(len(prompt_ids)), num_shares)
+        shares = deal(range(len(prompt_ids)), num_shares)
         self._requests = [
             RolloutRequest(
                 prompt_ids=[prompt_ids[i] for i in share],
@@ -84,7 +84,7 @@ class RolloutDispatcher:
                 evaluation_set=evaluation_set,
             )
             for position, share in enumerate(shares)
-            if len(share)
+            if share
         ]
         self._waiting = list(range(len(self._requests)))
         if self._is_remote:
@@ -94,7 +94,7 @@ class RolloutDispatcher:
         """Waits for the results; requests of runners that died are sent again.
 
         Returns:
-            The results, together one group for each prompt, in the order asked for.
+            The results of the requests; see `groups_of` for the groups.
 
         Raises:
             RuntimeError: if a runner reports an error or samples with other weights,

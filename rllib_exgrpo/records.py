@@ -4,9 +4,10 @@ Axes, used as suffixes of names throughout the package:
     _P prompts of a step, _G completions of a group, _T tokens, _B flat rows.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import chain, zip_longest
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +119,30 @@ class RolloutResult:
     weights_version: int
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+
+
+T = TypeVar("T")
+
+
+def deal(items: Sequence[T], num_shares: int) -> list[list[T]]:
+    """Deals items out in turns, so that each share has some of every kind.
+
+    Replayed prompts come first in a step and want a completion less; contiguous shares
+    would give some env runners less to do than others.
+
+    Returns:
+        The shares, some of them empty where there are few items.
+    """
+    return [list(items[i::num_shares]) for i in range(num_shares)]
+
+
+def undeal(shares: Sequence[Sequence[T]]) -> list[T]:
+    """Brings the items of dealt shares back into their order."""
+    missing = object()
+    rounds = chain.from_iterable(zip_longest(*shares, fillvalue=missing))
+    return [item for item in rounds if item is not missing]  # type: ignore[misc]
+
+
+def groups_of(results: Sequence[RolloutResult]) -> list[Group]:
+    """Returns the groups of a rollout in the order of the prompts asked for."""
+    return undeal([result.groups for result in results])

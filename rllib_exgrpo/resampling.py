@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from rllib_exgrpo.advantages import group_advantages
-from rllib_exgrpo.records import Group, PromptId, RolloutResult
+from rllib_exgrpo.records import Group, PromptId, RolloutResult, groups_of
 
 
 class Resampled(NamedTuple):
@@ -46,11 +46,10 @@ def resample(
         if not prompt_ids:
             return Resampled(trained, replaced, rounds)
         rounds.append(sample(prompt_ids, len(rounds) + 1))
-        for result in rounds[-1]:
-            for group in result.groups:
-                position = idle.pop(0)
-                replaced.append(trained[position])
-                trained[position] = group
+        for group in groups_of(rounds[-1]):
+            position = idle.pop(0)
+            replaced.append(trained[position])
+            trained[position] = group
 
 
 def _is_idle(group: Group) -> bool:

@@ -23,7 +23,7 @@ from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
 from rllib_exgrpo.policy import resolve_model
 from rllib_exgrpo.prompt_format import PromptFormatter
 from rllib_exgrpo.prompts import PromptCycle
-from rllib_exgrpo.records import Group, RolloutRequest
+from rllib_exgrpo.records import Group, RolloutRequest, groups_of
 from rllib_exgrpo.sampler import Sample
 
 
@@ -338,7 +338,7 @@ def test_report_29_completions_meet_their_own_gold_with_three_env_runners():
     )
     drawn = PromptCycle(range(32), seed=1).draw(32)
     dispatcher.start(drawn, [4] * 32, temperature=1.0, steps_done=0)
-    groups = [g for result in dispatcher.collect() for g in result.groups]
+    groups = groups_of(dispatcher.collect())
     assert [g.prompt_id for g in groups] == drawn
     rewards = np.concatenate([g.rewards_G for g in groups])
     assert rewards.shape == (128,) and rewards.mean() == 1.0

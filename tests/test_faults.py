@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ray import tune
 from test_training import echo_config, small_config, weights_of
 
@@ -24,7 +26,7 @@ from rllib_exgrpo import ExGRPO
 from rllib_exgrpo import exgrpo_rollout as rollout_module
 from rllib_exgrpo.checkpoints import iteration_of, latest_complete
 from rllib_exgrpo.exgrpo_rollout import RolloutDispatcher
-from rllib_exgrpo.records import Group, RolloutResult
+from rllib_exgrpo.records import Group, RolloutResult, deal, groups_of, undeal
 
 # --- the dispatcher, with a group of env runners that does what a test says
 
@@ -80,7 +82,25 @@ def dispatched(runners, timeout_s=None):
 
 
 def prompts_of(results):
-    return [group.prompt_id for result in results for group in result.groups]
+    return [group.prompt_id for group in groups_of(results)]
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_dealt_items_come_back_in_order_from_even_shares(items, num_shares):
+    shares = deal(items, num_shares)
+    assert undeal(shares) == items
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_every_runner_gets_its_part_of_the_replayed_prompts():
+    # Four replayed prompts come first and want 3 completions, four fresh ones 4: two
+    # runners sample 14 each. Contiguous shares would be 12 and 16.
+    runners = Runners()
+    dispatcher = dispatched(runners)
+    dispatcher.collect()
+    dispatcher.start([*range(8)], [3] * 4 + [4] * 4, temperature=1.0, steps_done=0)
+    assert [sum(request.counts) for _, request in runners.pending] == [14, 14]
 
 
 def test_the_prompts_of_a_runner_that_died_are_sent_again():
@@ -118,7 +138,7 @@ def test_who_is_waited_for_is_logged_and_the_timeout_ends_it(monkeypatch, caplog
         pytest.raises(RuntimeError, match=r"`sample_timeout_s`=0.3.* runners \[2\]"),
     ):
         dispatched(Runners(silent=[2]), timeout_s=0.3).collect()
-    assert "env runners [2] with 2 prompts, the first being 12" in caplog.text
+    assert "env runners [2] with 2 prompts, the first being 11" in caplog.text
 
 
 def test_a_runner_with_other_weights_is_an_error():
