@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _ID_FILE = "wandb_run_id"
 _EXAMPLES = "evaluation_examples"
+_MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _INIT_TIMEOUT_S = 20.0
 _FINISH_TIMEOUT_S = 30.0
 
@@ -77,7 +78,11 @@ class WandbTracker(LoggerCallback):
     def _start(self, trial: Trial) -> Any:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE", "online")
+        mode = os.environ.get("WANDB_MODE") or "online"
+        if mode not in _MODES:
+            _warn(f"WANDB_MODE is {mode!r}; it takes {', '.join(_MODES)}")
+            mode = "offline"
+        os.environ["WANDB_MODE"] = mode  # W&B itself fails on others
         if mode == "online" and not has_key():
             _warn("there is no key (`wandb login` stores one)")
             mode = "offline"

@@ -257,6 +257,7 @@ def start(folder, *arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "rllib_exgrpo.cli", "train", *arguments],
         cwd=folder,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -314,7 +315,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(folder, number, code):
     process = start(folder, "file", "run.py", "--stop", '{"training_iteration": 100}')
     run = folder / "results" / "run"
     wait_for_step(process, run, 3)
-    process.send_signal(number)
+    # To the whole process group, as a terminal and `timeout` send it: Ray stays.
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == code
     # That the training prompts are evaluated is all there is to complain of.

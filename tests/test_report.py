@@ -182,7 +182,7 @@ def test_a_sweep_shows_its_trials_best_first_and_what_was_varied(sweep):
     # Seven colours of their own, and one for the rest.
     assert ">3 others</li>" in html
     assert html.count("Pass rate of the prompts: trial_") == 2 * 4  # and for the blind
-    assert "6 more runs have a report of their own" in html
+    assert "For the other 6: rllib report FOLDER." in html
 
 
 def test_points_by_hand():

@@ -148,6 +148,20 @@ def test_without_a_key_the_run_is_kept_offline_with_one_warning(
     assert history(sessions(trial)[0])[0]["training_iteration"] == 1
 
 
+@pytest.mark.parametrize("mode", ["", "of-line"])
+def test_a_mode_that_there_is_not_does_not_fail_training(
+    monkeypatch, trial, tmp_path, caplog, mode
+):
+    trial.folder = tmp_path / "trial"
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setattr(wandb, "login", lambda prompt: False)
+    with caplog.at_level(logging.WARNING):
+        track(trial, [result(1)])
+    assert caplog.text.count("keeps this run offline") == 1
+    assert mode in caplog.text
+    assert len(history(sessions(trial)[0])) == 1
+
+
 def test_without_a_network_the_run_is_kept_offline(
     monkeypatch, trial, tmp_path, caplog
 ):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,12 +58,27 @@ def _start_ray(num_cpus: int) -> Any:
     }
     place = {} if "RAY_ADDRESS" in os.environ else local
     try:
-        return ray.init(log_to_driver=False, logging_level="critical", **place)
+        with _sigterm_blocked():
+            return ray.init(log_to_driver=False, logging_level="critical", **place)
     except Exception as error:  # any: Ray raises its bare class too
         raise CommandError(
             f"Ray did not start: {error} On a very busy machine, try again later.",
             1,
         ) from error
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Has processes that are started meanwhile never end by SIGTERM.
+
+    `timeout`, job schedulers and service managers send it to all processes of a job.
+    Ray would be gone before the run has saved its checkpoint.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def quieten() -> None:

@@ -23,6 +23,7 @@ from rllib_exgrpo.cli._signals import say, stop_signals
 from rllib_exgrpo.cli._tune import run_config
 from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.exgrpo import ExGRPO
+from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
 from rllib_exgrpo.report.page import write_report
@@ -112,7 +113,7 @@ def run_sweep(
     print(f"\n{_HEADER}", flush=True)
     signals: list[signal.Signals] = []
     with ExitStack() as stack:
-        stack.enter_context(ray_started(next(experiment.variants()), folder))
+        stack.enter_context(ray_started(_largest(experiment), folder))
         stack.enter_context(stop_signals(lambda s: _end(s, signals)))
         tuner = (
             tune.Tuner.restore(
@@ -128,12 +129,29 @@ def run_sweep(
         print()
         for path in write_report([folder], folder / "report.html"):
             print(f"Report  {path}")
-    for error in grid.errors:
-        print(f"A trial failed: {out_of_memory(error) or error_summary(error)}")
+    for result in grid:
+        if (error := result.error) is not None:
+            why = out_of_memory(error) or error_summary(error)
+            trial = folder / Path(result.path).name
+            print(f"{trial} failed: {why}\nAll of it is in {trial / 'error.txt'}.")
     if signals:
-        print(f"Ended by {signals[0].name}. `rllib train --resume {folder}` goes on.")
+        print(
+            f"Ended by {signals[0].name}. Start the sweep again with --resume, as in "
+            f"`rllib train file FILE --resume {folder}`: each trial goes on from its "
+            "last checkpoint."
+        )
         return 128 + signals[0]
     return 1 if grid.errors else 0
+
+
+def _largest(experiment: Experiment) -> ExGRPOConfig:
+    """Returns the point of a grid that needs most; there must be room for it too."""
+
+    def needs(config: ExGRPOConfig) -> tuple[float, float]:
+        found = ExGRPO.default_resource_request(config).required_resources
+        return found.get("GPU", 0.0), found.get("CPU", 0.0)
+
+    return max(experiment.variants(), key=needs)
 
 
 def trial_number(trial: Trial) -> str:
@@ -188,10 +206,12 @@ def _outcomes(folder: Path, searched: Sequence[str]) -> list[_Outcome]:
 
 
 def _print_table(folder: Path, outcomes: Sequence[_Outcome]) -> None:
-    """Prints the trials, and where the best one is."""
+    """Prints the trials that made a step, and where the best one is."""
+    if not outcomes:
+        return
     print(f"\nBest first:\n\n{_HEADER}")
     print(*(outcome.line() for outcome in outcomes), sep="\n")
-    if outcomes and outcomes[0].evaluation:
+    if outcomes[0].evaluation:
         best = folder / f"trial_{outcomes[0].trial}"
         print(f"\nThe best trial is in {best}.")
         print("Its held-out pass@1 is the best of several, so it flatters a little.")

@@ -157,7 +157,7 @@ def _sections(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def _of_each(runs: Sequence[Run], text: Callable[[Run], str]) -> str:
     """Joins what there is to say of the first runs, under their names if several."""
     several, left_out = len(runs) > 1, len(runs) - _MAX_DETAILED
-    rest = f'<p class="empty">{left_out:,} more runs have a report of their own.</p>'
+    rest = f'<p class="empty">For the other {left_out:,}: rllib report FOLDER.</p>'
     return "".join(
         f"<h3>{escape(run.label)}</h3>" * several + text(run)
         for run in runs[:_MAX_DETAILED]
