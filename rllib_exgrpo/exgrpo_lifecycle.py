@@ -318,10 +318,10 @@ class ExGRPOLifecycle(Algorithm):
                 `{"num_env_runners": 0}`; or a whole config.
             kwargs: RLlib's own.
         """
-        if isinstance(path, Checkpoint):
-            path, filesystem = path.path, path.filesystem
         if isinstance(config, Mapping):
-            checkpoint = Folder.at(path, filesystem)
+            is_tunes = isinstance(path, Checkpoint)
+            place = (path.path, path.filesystem) if is_tunes else (path, filesystem)
+            checkpoint = Folder.at(*place)
             state = config_state(checkpoint.path, checkpoint.filesystem)
             config = ExGRPOConfig.from_state(state).update_from_dict(dict(config))
         if config is not None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import ray
+from ray.tune import PlacementGroupFactory
 from ray.util import get_current_placement_group
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
         ray.init()
     if get_current_placement_group() is not None:
         return
-    needs = total(bundles)
+    needs = PlacementGroupFactory(list(map(dict, bundles))).required_resources
     if too_little := lacking(needs, ray.cluster_resources()):
         if len(ray.nodes()) == 1:
             raise ValueError(
@@ -36,12 +37,6 @@ def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
         logger.warning("Waiting for the cluster to grow: %s", too_little)
     elif too_little := lacking(needs, ray.available_resources(), "free"):
         logger.warning("Waiting until other jobs end: %s", too_little)
-
-
-def total(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Adds up the resources of several processes."""
-    names = dict.fromkeys(name for bundle in bundles for name in bundle)
-    return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
 
 
 def lacking(

@@ -17,7 +17,7 @@ from rllib_exgrpo.cli import _callbacks as callbacks
 from rllib_exgrpo.cli._callbacks import PendingWatch
 from rllib_exgrpo.cli._errors import CommandError
 from rllib_exgrpo.cli._experiment import Experiment
-from rllib_exgrpo.cli._sweep import _largest, _outcomes, _print_table, trial_number
+from rllib_exgrpo.cli._sweep import _outcomes, _print_table, trial_number
 
 
 def experiment(**settings):
@@ -44,7 +44,7 @@ def test_a_bad_point_of_a_grid_is_refused_before_the_first_trial():
 def test_room_is_looked_for_at_the_largest_point_of_a_grid():
     grid = tune.grid_search([1, 5, 0])
     config = small_config().env_runners(num_env_runners=grid)
-    largest = _largest(Experiment("sweep", config, {"training_iteration": 1}))
+    largest = Experiment("sweep", config, {"training_iteration": 1}).largest()
     assert largest.num_env_runners == 5
 
 

@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune.search.variant_generator import generate_variants, parse_spec_vars
 
 from rllib_exgrpo.cli._errors import CommandError, as_command_error
+from rllib_exgrpo.exgrpo import ExGRPO
 from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.exgrpo_env import EnvCreator, find_env
 from rllib_exgrpo.metric_names import check_stop
@@ -185,6 +186,15 @@ class Experiment:
             return
         for _, spec in generate_variants({"config": self.config.to_dict()}):
             yield type(self.config)().update_from_dict(spec["config"])
+
+    def largest(self) -> ExGRPOConfig:
+        """Returns the config that needs most: there must be room for it too."""
+
+        def needs(config: ExGRPOConfig) -> tuple[float, float]:
+            found = ExGRPO.default_resource_request(config).required_resources
+            return found.get("GPU", 0.0), found.get("CPU", 0.0)
+
+        return max(self.variants(), key=needs)
 
 
 def _check_prompts(config: ExGRPOConfig) -> None:

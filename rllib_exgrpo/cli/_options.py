@@ -154,7 +154,7 @@ def run_with_options(experiment: "Experiment", args: argparse.Namespace) -> int:
     experiment = with_settings(experiment, args)
     print("Checking settings, environment and prompts ...", flush=True)
     experiment = experiment.checked()
-    warn_of_memory(next(experiment.variants()))
+    warn_of_memory(experiment.largest())
     if args.resume:
         folder = Path(args.resume)
     elif args.resume is None:

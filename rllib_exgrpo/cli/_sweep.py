@@ -23,7 +23,6 @@ from rllib_exgrpo.cli._signals import say, stop_signals
 from rllib_exgrpo.cli._tune import run_config
 from rllib_exgrpo.evaluation.metrics import headline
 from rllib_exgrpo.exgrpo import ExGRPO
-from rllib_exgrpo.exgrpo_config import ExGRPOConfig
 from rllib_exgrpo.learning_curve import read_results
 from rllib_exgrpo.metric_names import value_of
 from rllib_exgrpo.report.page import write_report
@@ -113,7 +112,7 @@ def run_sweep(
     print(f"\n{_HEADER}", flush=True)
     signals: list[signal.Signals] = []
     with ExitStack() as stack:
-        stack.enter_context(ray_started(_largest(experiment), folder))
+        stack.enter_context(ray_started(experiment.largest(), folder))
         stack.enter_context(stop_signals(lambda s: _end(s, signals)))
         tuner = (
             tune.Tuner.restore(
@@ -142,16 +141,6 @@ def run_sweep(
         )
         return 128 + signals[0]
     return 1 if grid.errors else 0
-
-
-def _largest(experiment: Experiment) -> ExGRPOConfig:
-    """Returns the point of a grid that needs most; there must be room for it too."""
-
-    def needs(config: ExGRPOConfig) -> tuple[float, float]:
-        found = ExGRPO.default_resource_request(config).required_resources
-        return found.get("GPU", 0.0), found.get("CPU", 0.0)
-
-    return max(experiment.variants(), key=needs)
 
 
 def trial_number(trial: Trial) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _MAX_CELLS = 90
 _NUM_COLORS = 8  # with several runs the last one is for all that come after it
 _MUTED = "muted"
 _MIN_VALUES = 3  # of a setting, for a chart of its own
+_MAX_SETTINGS = 6  # with a chart: unrelated runs differ in dozens
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def metric_figure(chart: Chart, runs: Sequence[Run]) -> str:
 
 
 def runs_legend(runs: Sequence[Run]) -> str:
-    """Tells the colour of each run; those after the eighth share one."""
+    """Tells the colour of each run; of more than eight, the last ones share one."""
     rest = len(runs) - _NUM_COLORS + 1
     labels = [run.label for run in runs[: _NUM_COLORS - 1]]
     labels += [runs[-1].label] if rest == 1 else [f"{rest} others"] * (rest > 1)
@@ -187,12 +189,15 @@ def _run_color(number: int) -> int:
 
 
 def setting_figures(runs: Sequence[Run]) -> Iterator[str]:
-    """Draws the latest held-out pass@1 against each number that a sweep varied."""
+    """Draws the latest held-out pass@1 against the first numbers that differ."""
     evaluated = [(r, run) for r, run in enumerate(runs) if run.held_out]
-    for path, values in varied_settings(runs).items():
-        numbers = {str(values[r]) for r, _ in evaluated if _is_number(values[r])}
-        if len(numbers) < _MIN_VALUES:
-            continue
+    varied = {
+        path: values
+        for path, values in varied_settings(runs).items()
+        if len({values[r] for r, _ in evaluated if _is_number(values[r])})
+        >= _MIN_VALUES
+    }
+    for path, values in islice(varied.items(), _MAX_SETTINGS):
         points = [
             _point(run, float(values[r]), _run_color(r))
             for r, run in evaluated
